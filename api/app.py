@@ -53,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queue = Queue(store)
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
+    settings.sites()  # A mistake there is found now.
     app.state.checks = Checks()
     app.state.closed = settings.asks_who()
     app.state.principals = Principals(store)

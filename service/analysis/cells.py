@@ -12,6 +12,7 @@ from service.analysis.answers import AnalysisError
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import Column
+from service.domain.metrics import energy_source
 from service.domain.records import Run
 from service.domain.states import RunState
 
@@ -40,14 +41,13 @@ def _configuration(
     point = members[0].point
     finished = [position for position in positions if runs[position].state is RunState.succeeded]
     done = [runs[position] for position in finished]
-    sources = {run.energy_provenance for run in done if run.energy_provenance is not None}
     figures: dict[str, dict[int, float]] = {}
     having: dict[str, dict[int, tuple[int, ...]]] = {}
     for metric, column in columns.items():
         of_seeds: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
         # Measured and modelled energy never share a number.
-        mixed = metric == "energy_kwh" and len(sources) > 1
+        mixed = len({source for run in done if (source := energy_source(run, metric)) is not None}) > 1
         for run, position in zip(done, finished, strict=True):
             value = column[position]
             if not mixed and value == value:

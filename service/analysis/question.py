@@ -45,7 +45,7 @@ from service.analysis.rows import Rows, is_at
 from service.analysis.speedup import WorkerShape, is_rate, ratio, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.hardware import nearest
-from service.domain.metrics import MARGINS, Metric, scale_of
+from service.domain.metrics import MARGINS, Metric, scale_of, spent_metrics
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow
 from trainers.metrics import TEST_SCORES, Better
@@ -432,7 +432,7 @@ class Question(Rows):
             curves: Evaluations of the target's metric by run.
             target: Metric and value; None = the best mean of the task's headline less `NO_LOSS`.
         """
-        chosen = self._metrics(metrics or ("total_time_s", "cost_usd", "energy_kwh"))
+        chosen = self._metrics(metrics or spent_metrics(self.run_table.runs))
         judged = self._metric(target[0], "target") if target else self.validated_by
         if target and judged.name in TEST_SCORES:
             raise BadQuestion(

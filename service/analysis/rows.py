@@ -246,6 +246,8 @@ class Rows:
                 notes.append(f"without {metric.name}: {_runs(without)}")
         if any(metric.name == "energy_kwh" for metric in metrics):
             notes += _energy_notes(finished)
+        if any(metric.name == "co2_kg" for metric in metrics):
+            notes += _co2_notes(finished)
         if of := [run for run in finished if run.id in self.run_table.shared]:
             notes.append(
                 f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device), "
@@ -362,3 +364,12 @@ def _energy_notes(finished: Sequence[Run]) -> list[str]:
             "that mix them"
         ]
     return []
+
+
+def _co2_notes(finished: Sequence[Run]) -> list[str]:
+    sources = {run.node_energy_source for run in finished if run.co2_kg is not None}
+    of = [f"the energy of whole nodes ({source})" for source in sorted(filter(None, sources))]
+    of += ["the energy of the devices alone"] * (None in sources)
+    note = f"CO2 is from {' or '.join(of)}, the site's PUE and its carbon intensity"
+    mixed = "; it is left out for configurations that mix these" * (len(of) > 1)
+    return [note + mixed] if of else []

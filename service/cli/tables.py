@@ -159,6 +159,8 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
         yield "ray job", experiment.submission_id
     totals = experiment.totals
     used = f"{figure('cost_usd', totals.cost_usd)}, {figure('energy_kwh', totals.energy_kwh)}"
+    if totals.co2_kg is not None:
+        used += f", {figure('co2_kg', totals.co2_kg)} of CO2"
     used += f", {duration(totals.device_hours * 3600)} of device time"
     if totals.overhead_usd:
         used += f", including {figure('cost_usd', totals.overhead_usd)} of overhead"
@@ -389,6 +391,7 @@ def print_device(entry: Hardware) -> None:
         "Ray label": entry.accelerator_type or "-",
         "memory": f"{_figure(entry.memory_gib)} GiB, {_figure(entry.bandwidth_gb_s)} GB/s",
         "power": f"{entry.tdp_w:g} W",
+        "of that, in training": f"{entry.power_fraction:g}, {entry.power_fraction_source or 'not measured'}",
         "peaks": ", ".join(peaks) + " TFLOP/s, dense" if peaks else "-",
         "source": entry.source or "no data sheet",
         "no data sheet for": ", ".join(entry.without_data_sheet) or "-",
@@ -465,6 +468,8 @@ def _forecast_lines(forecast: Forecast) -> list[str]:
             ("energy", forecast.energy_kwh, lambda kwh: figure("energy_kwh", kwh)),
             ("device time", forecast.device_hours, lambda hours: duration(3600 * hours)),
         ]
+        if forecast.co2_kg is not None:
+            shown.insert(2, ("CO2", forecast.co2_kg, lambda kg: figure("co2_kg", kg)))
         lines.append(f"forecast of {forecast.runs:,} runs, with 90% intervals:")
         lines += [f"  {name} {text(s.middle)} ({text(s.low)} to {text(s.high)})" for name, s, text in shown]
         lines += [f"  {words}" for words in forecast.basis]

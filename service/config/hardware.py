@@ -19,8 +19,8 @@ from trainers.device_kinds import DEVICE_KINDS
 
 FIGURES = ("memory_gib", "bandwidth_gb_s", "tdp_w", "peak_tflops")  # What a data sheet is the source of
 _CUDA_12 = (
-    "torch built for CUDA 12.6, since CUDA 13 has no code for compute capability 7.0: build the image with "
-    "TORCH_INDEX=https://download.pytorch.org/whl/cu126"
+    "torch built for CUDA 12.6, since CUDA 13 has no code for compute capabilities 6.0 and 7.0: build the "
+    "image with TORCH_INDEX=https://download.pytorch.org/whl/cu126"
 )
 _LONGEST_WORD = 64
 
@@ -48,6 +48,8 @@ class Hardware(DeviceRates):
     """Precisions that the device computes in hardware."""
     source: str | None = None
     """Data sheet of memory, bandwidth, power and peaks, and how it prints them; unset = no data sheet."""
+    power_fraction_source: str | None = None
+    """Where `power_fraction` was measured; unset = nowhere."""
     without_data_sheet: tuple[str, ...] = ()
     """Figures that no data sheet gives; without `source`, all of them."""
     topologies: dict[int, str] = Field(default_factory=dict)
@@ -105,7 +107,7 @@ class Hardware(DeviceRates):
 
     @property
     def needs_build(self) -> str | None:
-        return _CUDA_12 if self.accelerator_type == "V100" else None
+        return _CUDA_12 if self.accelerator_type in ("P100", "V100") else None
 
 
 CATALOGUE: Mapping[str, Hardware] = {

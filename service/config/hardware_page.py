@@ -15,8 +15,8 @@ def page(text: str) -> str:
     peaks = " | ".join(Precision)
     tables = {
         "catalogue": [
-            f"| name | Ray label | GiB | GB/s | W | {peaks} | USD/h |",
-            "|---|---|" + "---:|" * (4 + len(Precision)),
+            f"| name | Ray label | GiB | GB/s | W | x W | {peaks} | USD/h |",
+            "|---|---|" + "---:|" * (5 + len(Precision)),
             *map(_figures, CATALOGUE.values()),
         ],
         "sources": [
@@ -34,7 +34,14 @@ def page(text: str) -> str:
 
 def _figures(hardware: Hardware) -> str:
     peaks = hardware.peak_tflops or {}
-    figures = [hardware.memory_gib, hardware.bandwidth_gb_s, hardware.tdp_w, *map(peaks.get, Precision)]
+    drawn = hardware.power_fraction if hardware.power_fraction_source else None
+    figures = [
+        hardware.memory_gib,
+        hardware.bandwidth_gb_s,
+        hardware.tdp_w,
+        drawn,
+        *map(peaks.get, Precision),
+    ]
     cells = [f"`{hardware.name}`", hardware.accelerator_type or ""]
     cells += ["" if figure is None else f"{figure:g}" for figure in figures]
     return "| " + " | ".join([*cells, f"{hardware.price_usd_per_hour:.2f}"]) + " |"
@@ -43,6 +50,8 @@ def _figures(hardware: Hardware) -> str:
 def _sources(hardware: Hardware) -> str:
     lacking = ", ".join(f"`{name}`" for name in hardware.without_data_sheet)
     source = hardware.source or "no data sheet"
+    if hardware.power_fraction_source:
+        source += f"; x W: {hardware.power_fraction_source}"
     return f"| `{hardware.name}` | {source} | {lacking} | {hardware.price_source} ({hardware.price_date}) |"
 
 

@@ -11,13 +11,14 @@ from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
-from pydantic import AnyHttpUrl, Field, SecretStr, ValidationError, field_validator
+from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.config.document import SpecError, parse
 from service.config.hardware import CATALOGUE, Hardware
 from service.config.hosts import AllowedHosts
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
+from trainers.config import Site
 
 
 class LogFormat(StrEnum):
@@ -166,3 +167,41 @@ class Settings(BaseSettings):
                 names = tuple(alias for alias in hardware.aliases if alias not in own)
                 merged[name] = hardware.model_copy(update={"aliases": names})
         return merged
+
+    def sites(self) -> Mapping[str, Site]:
+        """Returns the sites of `<data_dir>/sites.yaml` by pool; a `ValueError` names the wrong one."""
+        path = self.data_dir / "sites.yaml"
+        sites: dict[str, Site] = {}
+        if not path.exists():
+            return sites
+        pool = ""
+        try:
+            for pool, entry in parse(path.read_bytes()).items():
+                if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
+                    entry = {**entry, "carbon_kg_per_kwh": _by_hour(self.data_dir / table)}
+                sites[pool] = Site.model_validate(entry)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            words = [pool, *(str(part) for part in first["loc"] if str(part) in Site.model_fields)]
+            raise ValueError(f"{path}: {'.'.join(words)}: {first['msg']}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        return sites
+
+    def site(self, pool: str) -> Site:
+        return self.sites().get(pool, Site())
+
+
+def _by_hour(path: Path) -> list[JsonValue]:
+    """Reads a CSV with a line `hour,carbon_kg_per_kwh` and one for each hour of the day in UTC."""
+    try:
+        rows = [line.split(",") for line in path.read_text(encoding="utf-8").split()]
+    except OSError as error:
+        raise ValueError(f"carbon_kg_per_kwh: {path}: {error.strerror}") from None
+    expected = [["hour", "carbon_kg_per_kwh"], *([str(hour)] for hour in range(24))]
+    if rows[:1] != expected[:1] or [row[:-1] for row in rows[1:]] != expected[1:]:
+        raise ValueError(
+            f"carbon_kg_per_kwh: {path}: not a table by hour; give a line hour,carbon_kg_per_kwh and one for "
+            "each hour from 0 to 23"
+        )
+    return [row[-1] for row in rows[1:]]

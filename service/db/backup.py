@@ -1,7 +1,7 @@
 """Backups: an installation as one tar file, checksummed, made while it runs; and restoring one.
 
-The archive holds the database's dump, `hardware.yaml`, on request the files of all experiments, and last
-`manifest.json` with size and SHA-256 of each: an archive that was cut off has none.
+The archive holds the dump of the database, `hardware.yaml` and `sites.yaml`, on request the files of all
+experiments, and last `manifest.json` with size and SHA-256 of each: an archive that was cut off has none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainers.data.cache import sync
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _DUMP = "database"
-_HARDWARE = "hardware.yaml"
+_DECLARED = ("hardware.yaml", "sites.yaml")
 _TRANSIENT = ("ray", "spool")
 """Folders of an experiment that belong to its running processes."""
 _CHUNK_BYTES = 1 << 20
@@ -176,9 +176,9 @@ def _restore_alone(
 
 def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:
     """Names in the archive and places of files; the manifest of a checkpoint follows its other files."""
-    hardware = settings.data_dir / _HARDWARE
-    if hardware.is_file():
-        yield _HARDWARE, hardware
+    for name in _DECLARED:
+        if (declared := settings.data_dir / name).is_file():
+            yield name, declared
     if not checkpoints:
         return
     root = experiments_folder(settings)
@@ -271,7 +271,7 @@ def _unpack(file: Path, folder: Path) -> Backup:
 
 def _inside(file: Path, name: str) -> Path:
     path = PurePosixPath(name)
-    known = path.parts[:1] in ((_DUMP,), (_HARDWARE,), (EXPERIMENTS,))
+    known = path.parts[:1] in ((_DUMP,), (EXPERIMENTS,), *((name,) for name in _DECLARED))
     if not known or ".." in path.parts:
         raise BackupError(f"{file} holds '{name}', which no backup has")
     return Path(*path.parts)
@@ -316,11 +316,12 @@ def _refuse_live(database: Database, *, replace: bool) -> None:
 def _place_files(settings: Settings, database: Database, staging: Path, *, checkpoints: bool) -> None:
     """Moves restored files into place, and aside what the restored database does not know."""
     aside = settings.data_dir / time.strftime("set-aside-%Y%m%d-%H%M%S")
-    root, hardware = experiments_folder(settings), settings.data_dir / _HARDWARE
-    if (staging / _HARDWARE).is_file():
-        if hardware.exists() and hardware.read_bytes() != (staging / _HARDWARE).read_bytes():
-            _move(hardware, aside / _HARDWARE)
-        os.replace(staging / _HARDWARE, hardware)
+    root = experiments_folder(settings)
+    for name in filter(lambda name: (staging / name).is_file(), _DECLARED):
+        declared = settings.data_dir / name
+        if declared.exists() and declared.read_bytes() != (staging / name).read_bytes():
+            _move(declared, aside / name)
+        os.replace(staging / name, declared)
     if checkpoints:
         if root.exists() and any(root.iterdir()):
             _move(root, aside / EXPERIMENTS)

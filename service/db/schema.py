@@ -181,7 +181,7 @@ cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
 )
 
 _SUMMARY_TYPES: dict[str, Any] = {  # Of those that are not figures
-    **dict.fromkeys(("energy_provenance", "headline", "best_checkpoint"), Text),
+    **dict.fromkeys(("energy_provenance", "node_energy_source", "headline", "best_checkpoint"), Text),
     **dict.fromkeys(("validation_examples", "test_examples", "best_step"), sa.BigInteger),
 }
 NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)

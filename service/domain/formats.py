@@ -20,14 +20,16 @@ _UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
     "_s": ((3600 * 10, "h"), (600, "min"), (1.0, "s"), (1e-3, "ms")),
     "_usd": ((0.1, "USD"), (0.0, "mUSD")),
     "_kwh": ((1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh")),
+    "_kg": ((1.0, "kg"), (1e-3, "g"), (0.0, "mg")),
     "_mib": ((10240.0, "GiB"), (1.0, "MiB")),
 }
 _SIZES = {
     "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "USD": 1.0, "mUSD": 1e-3,
-    "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "GiB": 1024.0, "MiB": 1.0,
+    "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "kg": 1.0, "g": 1e-3, "mg": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
     "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "energy_kwh": "energy",
+    "node_energy_kwh": "node energy", "co2_kg": "CO2",
     "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
     "train_loss": "train loss", "validation_loss": "val. loss",
     "peak_memory_mib": "memory", "weight_memory_mib": "weights", "evaluation_memory_mib": "eval. memory",

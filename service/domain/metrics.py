@@ -18,7 +18,7 @@ from trainers.tasks import TASKS
 DEFAULT_METRICS = ("total_time_s", "cost_usd", "energy_kwh", "accuracy")
 """The project's question: time, cost, energy, and what happened to accuracy."""
 _PERCENTILE = re.compile(r"_p[0-9]+$")
-_RATIOS = ("_s", "_ms", "_usd", "_kwh", "_j", "_w", "_mib")
+_RATIOS = ("_s", "_ms", "_usd", "_kwh", "_kg", "_j", "_w", "_mib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,28 @@ METRICS = tuple(
 """Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
 
 
+def energy_source(run: Run, metric: str) -> str | None:
+    """Returns how a figure of energy came to be; unlike ones share no number. None = not known."""
+    if metric == "energy_kwh":
+        return run.energy_provenance
+    if metric not in ("node_energy_kwh", "co2_kg"):
+        return None
+    return run.node_energy_source or run.energy_provenance
+
+
+def spent_metrics(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Time, cost and energy, and CO2 where a site is declared."""
+    return (
+        "total_time_s",
+        "cost_usd",
+        "energy_kwh",
+        *("co2_kg",) * any(run.co2_kg is not None for run in runs),
+    )
+
+
 def default_metrics(runs: Iterable[Run]) -> tuple[str, ...]:
-    headlines = answer_headlines(runs) or ("accuracy",)
-    return (*(name for name in DEFAULT_METRICS if name != "accuracy"), *headlines)
+    runs = list(runs)
+    return (*spent_metrics(runs), *(answer_headlines(runs) or ("accuracy",)))
 
 
 def evaluation_metrics(runs: Sequence[Run], known: Container[str]) -> tuple[str, ...]:

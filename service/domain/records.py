@@ -123,6 +123,10 @@ class Run(StoredRecord):
     cost_usd: Number | None  # Cost, in USD
     energy_kwh: Number | None  # Energy, in kWh
     energy_provenance: str | None  # Whether the energy was counted, sampled or modelled
+    node_energy_kwh: Number | None  # Energy of its share of whole nodes, in kWh
+    node_energy_source: str | None
+    """Where the nodes' power was read: `redfish`, `ipmi`, `counters and idle_w`; null = nowhere."""
+    co2_kg: Number | None  # CO2 of the nodes' energy, else the devices', at its site, in kg
     samples_per_s: Number | None  # Throughput, in examples per second
     tokens_per_s: Number | None  # Throughput, in tokens per second without padding
     peak_memory_mib: Number | None  # Peak memory, in MiB
@@ -438,6 +442,8 @@ class Totals(Serializable):
     device_hours: Number  # Device time from placed to released, in hours
     overhead_usd: Number
     """The part of the cost that no configuration caused, such as starting worker processes."""
+    co2_kg: Number | None = None
+    """CO2 of that energy, by PUE and carbon intensity of the pool's site, in kg; null = not declared."""
 
 
 @dataclass(frozen=True, slots=True)

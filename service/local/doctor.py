@@ -53,6 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("python", _python),
         ("data folder", _data_folder),
         ("hardware.yaml", _catalogue),
+        ("sites.yaml", _sites),
         ("database", _database),
         ("compiler", _compiler),
         ("torch", _torch),
@@ -97,6 +98,11 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
     path = settings.data_dir / "hardware.yaml"
     if path.exists():
         yield _ok("hardware.yaml", f"{len(settings.catalogue())} entries, including those of {path}")
+
+
+def _sites(settings: Settings) -> Iterator[Finding]:
+    if sites := settings.sites():
+        yield _ok("sites.yaml", f"sites of the pools {', '.join(sites)}")
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
 from service.specs.experiment import ExperimentSpec
-from trainers.config import SHARERS, Precision
+from trainers.config import SHARERS, Precision, Site
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.usage import J_PER_KWH
 
@@ -41,6 +41,7 @@ class Likeness:
     floor: float  # Least factor between the estimate and an end of its interval
 
 
+NO_SITE = Site()
 LIKENESS = (
     Likeness("the same batch, optimizer and text length", 1.10),
     Likeness("the same text length, another batch or optimizer", 1.4),
@@ -92,6 +93,7 @@ class Forecast(Serializable):
     cost_usd: Span  # Cost, in USD; 0 where nothing is forecast
     energy_kwh: Span  # Energy, in kWh; 0 where nothing is forecast
     device_hours: Span  # Device time, in hours summed over runs; 0 where nothing is forecast
+    co2_kg: Span | None  # CO2 of that energy at the pool's site, in kg; null = not known
     basis: tuple[str, ...]  # What it rests on, in words, each with its number of runs
     unknown: tuple[str, ...]  # Why other runs are not forecast, in words
     warnings: tuple[str, ...]  # What does not fit into the budget, in words
@@ -112,7 +114,11 @@ class Cell:
 
 
 def forecast(
-    spec: ExperimentSpec, cells: Sequence[Cell], past: Sequence[Past], catalogue: Mapping[str, Hardware]
+    spec: ExperimentSpec,
+    cells: Sequence[Cell],
+    past: Sequence[Past],
+    catalogue: Mapping[str, Hardware],
+    site: Site = NO_SITE,
 ) -> GridForecast:
     """Returns the forecast of a grid; `cells` are all grid points, or a sample that stands for all."""
     total = dict.fromkeys(("cost_usd", "energy_kwh", "device_hours"), Span(0.0, 0.0, 0.0))
@@ -144,9 +150,11 @@ def forecast(
             f"the search stops runs early: the low end assumes that all stop at {share:.0%}, the middle "
             "that none do"
         )
+    co2_of_kwh = site.co2_kg(1.0)
     return GridForecast(
         runs=round(counted),
         **total,
+        co2_kg=None if co2_of_kwh is None else total["energy_kwh"] * co2_of_kwh,
         shortest=shortest,
         basis=tuple(said),
         unknown=tuple(f"{count:,} run{'s' * (count != 1)}: {why}" for why, count in unknown.most_common()),
@@ -176,7 +184,7 @@ def forecast_run(
     work = _work(spec, steps)
     devices = spec.parallel.workers * (spec.resources.cpus_per_worker if hardware.kind.counted_in_cpus else 1)
     charged = devices / SHARERS if spec.queue.share_device else devices
-    watts = Span(1.0, 1.0, 1.0) * (hardware.tdp_w * charged)
+    watts = Span(1.0, 1.0, 1.0) * (hardware.modelled_w * charged)
     if like:
         time_s = _from_history(work, like, tier)
         drawn = [p.energy_kwh * J_PER_KWH / p.total_time_s for p in like if p.energy_kwh and p.total_time_s]

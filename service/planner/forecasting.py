@@ -52,7 +52,8 @@ def forecast_of(
 ) -> GridForecast:
     """Returns the forecast of a whole grid; runs at the positions `reused` are not trained."""
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
-    return forecast(spec, cells, read_past(store, [cell.spec for cell in cells]), catalogue)
+    past, site = read_past(store, [cell.spec for cell in cells]), store.settings.site(spec.pool)
+    return forecast(spec, cells, past, catalogue, site)
 
 
 def run_time_of(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> Span | None:

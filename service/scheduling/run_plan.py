@@ -118,4 +118,5 @@ def run_config(
             checkpoints=str(checkpoints_folder(settings, experiment_id, run_id, first_attempt)),
             models=models.values(),
         ),
+        site=settings.site(settings.pool),
     )

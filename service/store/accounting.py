@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -186,8 +186,9 @@ class Accounting(StorePart):
     def totals(self, experiment_id: int) -> Totals:
         """What the experiment has used so far: the sum of its ledger."""
         with self.database.read() as connection:
-            read_experiment(connection, experiment_id)
-            return _totals(connection, [experiment_id], self.clock())[experiment_id]
+            pool = read_experiment(connection, experiment_id).pool
+            totals = _totals(connection, [experiment_id], self.clock())[experiment_id]
+        return replace(totals, co2_kg=self.settings.site(pool).co2_kg(totals.energy_kwh))
 
     def costs(self, experiment_ids: Collection[int]) -> dict[int, ExperimentCost]:
         """What several experiments cost so far, and will cost, in two statements for all of them."""

@@ -308,7 +308,7 @@ class Submissions(StorePart):
             "teacher": None if spec.model.teacher is None else storable(spec.model.teacher),
             "devices": devices,
             "price_usd_per_hour": devices * hardware.price_usd_per_hour,
-            "power_w": devices * hardware.tdp_w,
+            "power_w": devices * hardware.modelled_w,
             "config_sha256": config_sha256(spec, self._catalogue),
         }
 

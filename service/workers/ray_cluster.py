@@ -128,7 +128,7 @@ class PlacementWatch:
                     workers=shape.workers,
                     devices=devices,
                     price_usd_per_hour=devices * pricing.price_usd_per_hour,
-                    power_w=devices * pricing.tdp_w,
+                    power_w=devices * pricing.modelled_w,
                     placed_s=group.created_s,
                     ready_s=None,
                     released_s=None,

@@ -48,6 +48,9 @@ class ReplayedNvml:
 
     def nvmlInit(self) -> None: ...
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 8
+
     def nvmlSystemGetDriverVersion(self) -> str:
         return str(self.trace["driver"])
 

@@ -18,6 +18,7 @@ from trainers.config.sections import (
     Precision,
     Telemetry,
 )
+from trainers.config.site import Site
 from trainers.config.task import MAX_LENGTH, TaskConfig
 from trainers.config.training import (
     SHARERS,
@@ -51,6 +52,7 @@ __all__ = [
     "Precision",
     "RunConfig",
     "Section",
+    "Site",
     "TaskConfig",
     "Telemetry",
     "TrainingSections",

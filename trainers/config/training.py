@@ -19,6 +19,7 @@ from trainers.config.sections import (
     Precision,
     Telemetry,
 )
+from trainers.config.site import Site
 from trainers.config.task import TaskConfig
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.model_kinds.encoders import ENCODERS
@@ -459,6 +460,8 @@ class DeviceRates(Section):
     tdp_w: float = Field(gt=0.0)
     """Thermal design power of one device, in watts; the basis of modelled energy where its driver reports no
     power limit."""
+    power_fraction: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Measured mean power in training / power limit, for modelled energy; unset = 1, not measured."""
     price_usd_per_hour: float = Field(ge=0.0)
     """List price of one device, in USD per hour."""
     price_date: str
@@ -473,6 +476,10 @@ class DeviceRates(Section):
     @property
     def kind(self) -> DeviceKind:
         return DEVICE_KINDS[self.device]
+
+    @property
+    def modelled_w(self) -> float:
+        return self.tdp_w * self.power_fraction
 
 
 class DevicePricing(DeviceRates):
@@ -515,6 +522,8 @@ class RunConfig(TrainingSections):
     """Price and power of the hardware."""
     workspace: Workspace
     """Where the run reads and writes."""
+    site: Site = Site()
+    """Where its devices stand."""
 
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> RunConfig:

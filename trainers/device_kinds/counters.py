@@ -62,6 +62,10 @@ class Device:
         """Returns the most that the whole board may draw, in watts; None where it has no such limit."""
         return None
 
+    def on_node(self) -> int | None:
+        """Returns how many boards like it the node has; None = not known."""
+        return None
+
     def sample(self) -> DeviceSample | None:
         return None
 
@@ -101,6 +105,11 @@ class NvmlDevice(Device):
     @override
     def power_limit_w(self) -> float | None:
         return self._milli("nvmlDeviceGetEnforcedPowerLimit")
+
+    @override
+    def on_node(self) -> int | None:
+        count: int | None = None if self._mig else self._try(self._nvml.nvmlDeviceGetCount)
+        return count
 
     @override
     def sample(self) -> DeviceSample | None:

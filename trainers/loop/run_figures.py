@@ -88,7 +88,8 @@ class RunFigures:
         windows. Use by overhead is reported at once.
         """
         instruments, timeline = self._instruments, self._timeline
-        before, self.spent_s, self.taken_s = self.spent_s, timeline.spent_s(), time.time()
+        before, self.spent_s = self.spent_s, timeline.spent_s()
+        began_s, self.taken_s = self.taken_s, time.time()
         passes_s = {phase: self.spent_s[phase] - before[phase] for phase in _PASSES}
         mine = (
             (instruments.window(timeline.until_s), instruments.overhead()),
@@ -100,7 +101,7 @@ class RunFigures:
         flops, teacher_flops, passes, bubble = zip(*counts, strict=True)
         progress.usage.passes_s += sum(passes)
         progress.usage.bubble_s += sum(bubble)
-        progress.usage.add(windows)
+        progress.usage.add(windows, self._config.site.carbon_between(began_s, self.taken_s))
         progress.usage.flops += sum(flops)
         progress.usage.teacher_flops += sum(teacher_flops)
         self._unsaid.add(windows)
@@ -165,6 +166,7 @@ class RunFigures:
             "train_cost_usd": progress.usage.cost_usd * share,
             "train_energy_kwh": energy_j / J_PER_KWH * share,
             "energy_provenance": provenance.value,
+            **self._whole_system(progress.usage, energy_j / J_PER_KWH),
             **self._utilisation(progress),
             **self._bubble(progress),
             **self._sent(progress),
@@ -178,11 +180,13 @@ class RunFigures:
     ) -> Iterator[Measurement]:
         """Yields the summary's numbers as measurements, and those that no summary has."""
         end_s = time.time()
-        told = Provenance(str(summary["energy_provenance"]))
+        node = progress.usage.measured("node")
+        told = {"energy_kwh": Provenance(str(summary["energy_provenance"]))}
+        told |= {"node_energy_kwh": node[1]} if node else {}
         for name, value in summary.items():
             if isinstance(value, int | float):
                 figure = DECLARED.get(name) or Figure("1")
-                provenance = figure.provenance or told
+                provenance = figure.provenance or told[name]
                 yield Measurement(
                     name, float(value), figure.unit, provenance, figure.scope, self._began_s, end_s
                 )
@@ -209,6 +213,16 @@ class RunFigures:
         else:
             measured = usage.measured("gpu") if self._alone else None
         return measured or (usage.modelled_j, Provenance.modelled)
+
+    def _whole_system(self, usage: RunUsage, energy_kwh: float) -> dict[str, float | str]:
+        """Energy of the nodes, where it is known, and CO2 of that, else of the devices' energy."""
+        site, node, found = self._config.site, usage.measured("node"), dict[str, float | str]()
+        if node is not None:
+            energy_kwh = found["node_energy_kwh"] = node[0] / J_PER_KWH
+            found["node_energy_source"] = " and ".join(usage.node_methods)
+        if site.carbon_kg_per_kwh is not None and usage.device_s:
+            found["co2_kg"] = energy_kwh * site.pue * usage.carbon_s / usage.device_s
+        return found
 
     @property
     def _alone(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig
 from trainers.device_kinds.counters import Device
 from trainers.reporting import Measurement, Provenance, Sink
+from trainers.telemetry.node_power import NodeMeter
 from trainers.telemetry.sampling import Sampled, Sampler, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.timeline import OVERHEAD, Boundary, Phase
 from trainers.telemetry.usage import Energy, Window, cost_usd, joined, modelled_energy_j, rated_power_w
@@ -26,6 +27,7 @@ _LEAST_SHARE_OF_POWER = 0.95
 energy: of a GPU that stopped answering it would be less than was used."""
 OVERHEAD_TIME = "overhead_time_s"
 """Measurement of one stretch, with its phase as scope; in a summary, the sum over all."""
+COUNTED = "counters and idle_w"  # How a node's power is known that no management controller measures
 OVERHEAD_SCOPE = "overhead"  # Scope of `window_energy_kwh` that covers overhead; no other window does
 
 
@@ -40,7 +42,10 @@ class Instruments:
     def __init__(self, config: RunConfig, began_s: float) -> None:
         self._rates, self._every_s = config.rates, config.telemetry.sample_every_s
         self.device = Device()
+        self._site = config.site
         self._rapl = find_rapl()
+        self._node = NodeMeter(config.site)
+        self._node_j: float | None = 0.0
         self._sampler: Sampler | None = None
         self._memory: PeakMemory | None = None
         self._preparation_mib = 0.0
@@ -56,6 +61,7 @@ class Instruments:
     def __exit__(self, *error: object) -> None:
         if self._sampler is not None:
             self._sampler.close()
+        self._node.close()
 
     def attach(self, device: torch.device, *, alive: Callable[[], object] | None = None) -> None:
         """Finds the device's counters and begins to sample; `alive` is called at each sample."""
@@ -70,7 +76,9 @@ class Instruments:
 
     def facts(self) -> dict[str, object]:
         power_w, source = rated_power_w(self._rates, self._limit_w)
-        return {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
+        found = {**self.device.facts(), "rated_power_w": power_w, "rated_power_source": source}
+        found["power_fraction"] = self._rates.power_fraction
+        return found | ({"site": site} if (site := self._site.facts()) else {})
 
     def prepared(self) -> None:
         """Restarts the peak of memory, which is that of training from the next step on."""
@@ -104,9 +112,10 @@ class Instruments:
 
     def _stretch(self, until_s: float | None) -> Window:
         wall_s, cpu_s, machine_s = self._wall_s, self._cpu_s, self._machine_cpu_s
-        rapl_j, device_j = self._rapl_j, self._device_j
+        rapl_j, device_j, node_j = self._rapl_j, self._device_j, self._node_j
         self._wall_s = time.perf_counter() if until_s is None else until_s
         self._mark()
+        self._node_j = self._node.read_j()
         wall_s, cpu_s = self._wall_s - wall_s, self._cpu_s - cpu_s
         sampled = self._sampler.window() if self._sampler else Sampled()
         device_s = wall_s * self._rates.devices_per_worker
@@ -120,10 +129,12 @@ class Instruments:
             share = min(1.0, cpu_s / max(self._machine_cpu_s - machine_s, cpu_s, 1e-9))
             mine = f"{where}:{os.getpid()}"
             energy["cpu_share"] = Energy(energy["cpu"].joules * share, Provenance.counter, mine)
+        modelled_j = modelled_energy_j(self._rates, wall_s, busy_s, limit_w=self._limit_w)
+        node = self._node_energy(node_j, wall_s, energy, modelled_j)
         return Window(
             cost_usd=cost_usd(self._rates, wall_s),
-            modelled_j=modelled_energy_j(self._rates, wall_s, busy_s, limit_w=self._limit_w),
-            energy=energy,
+            modelled_j=modelled_j,
+            energy=energy if node is None else {**energy, "node": node},
             cpu_s=cpu_s,
             device_s=device_s,
             sampled=sampled,
@@ -134,6 +145,28 @@ class Instruments:
         self._machine_cpu_s = machine_cpu_s()
         self._rapl_j = self._rapl.read_j()
         self._device_j = self.device.energy_j()
+
+    def _node_energy(
+        self, before_j: float | None, wall_s: float, energy: Mapping[str, Energy], modelled_j: float
+    ) -> Energy | None:
+        """Returns the node's energy x this worker's share of the node's devices; None = not known."""
+        devices = os.cpu_count() if self._rates.kind.counted_in_cpus else self.device.on_node()
+        if not devices:
+            return None
+        share, mine = min(1.0, self._rates.charged_devices / devices), f"{machine()}:{os.getpid()}"
+        if before_j is not None and self._node_j is not None:
+            joules = share * max(0.0, self._node_j - before_j)
+            return Energy(joules, Provenance.sampled, mine, self._node.source)
+        if self._site.idle_w is None:
+            return None
+        counted = {kind: one.joules for kind, one in energy.items()}
+        of_cpus, own_j = counted.get("cpu_share", 0.0), modelled_j
+        if self._rates.kind.counted_in_cpus:
+            of_cpus, own_j = 0.0, counted.get("cpu_share", modelled_j)
+        elif self.device.exclusive and not self._rates.shared:
+            own_j = counted.get("gpu", modelled_j)
+        joules = own_j + of_cpus + share * (counted.get("dram", 0.0) + self._site.idle_w * wall_s)
+        return Energy(joules, Provenance.modelled, mine, COUNTED)
 
     def _device_energy(self, before_j: float | None, sampled: Sampled) -> dict[str, Energy]:
         # A counter that went back began again in between: what it counted until then is gone.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,10 @@ J_PER_KWH = 3.6e6
 def modelled_energy_j(
     rates: DevicePricing, wall_s: float, busy_s: float, *, limit_w: float | None = None
 ) -> float:
-    """Returns the energy: rated power x busy device-seconds, at most `wall_s` per device."""
+    """Returns rated power x its fraction x busy device-seconds, at most `wall_s` per device."""
     # The time of CPUs is measured for each run; a device that others share is busy for all of them at once.
     most = rates.devices_per_worker if rates.kind.counted_in_cpus else rates.charged_devices
-    return rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * most)
+    return rates.power_fraction * rated_power_w(rates, limit_w)[0] * min(busy_s, wall_s * most)
 
 
 def rated_power_w(rates: DevicePricing, limit_w: float | None) -> tuple[float, str]:
@@ -35,15 +35,17 @@ def cost_usd(rates: DevicePricing, wall_s: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Energy:
     joules: float
-    provenance: Provenance  # `counter`, or `sampled` where power was integrated
+    provenance: Provenance  # `counter`, or `sampled` where power was integrated; `modelled` of a node's sum
     source: str  # Measured source; several workers' readings of one source count once
+    method: str = ""  # Of a node: where its power is read
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """What one worker used between two moments.
 
-    `energy` is measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process').
+    `energy` is measured, by kind: `gpu`, `cpu`, `dram` (each whole), `cpu_share` (this process'), `node` (the
+    part that the worker's devices are of it).
     """
 
     cost_usd: float  # Price of the devices held
@@ -71,9 +73,13 @@ def joined(windows: Sequence[Window]) -> Window:
 
 
 def _joined_energy(parts: Sequence[Energy]) -> Energy:
-    is_sampled = any(part.provenance is Provenance.sampled for part in parts)
-    provenance = Provenance.sampled if is_sampled else parts[0].provenance
-    return Energy(sum(part.joules for part in parts), provenance, parts[0].source)
+    provenance = _weakest(part.provenance for part in parts)
+    methods = " and ".join(dict.fromkeys(part.method for part in parts))
+    return Energy(sum(part.joules for part in parts), provenance, parts[0].source, methods)
+
+
+def _weakest(each: Iterable[Provenance]) -> Provenance:
+    return max(each, key=list(Provenance).index)
 
 
 @dataclass(slots=True)
@@ -92,7 +98,9 @@ class RunUsage:
     windows: int = 0  # Windows of single workers that were added
     measured_j: dict[str, float] = field(default_factory=dict)  # By kind
     measured_windows: dict[str, int] = field(default_factory=dict)  # By kind, in how many it was measured
-    provenance: dict[str, str] = field(default_factory=dict)  # By kind, `sampled` when any part of the sum is
+    provenance: dict[str, str] = field(default_factory=dict)  # By kind, the weakest of any part of the sum
+    node_methods: list[str] = field(default_factory=list)  # Where the power of nodes was read
+    carbon_s: float = 0.0  # Carbon intensity of the site x device time, in kg s/kWh
     integrals: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     throttled_s: dict[str, float] = field(default_factory=dict)
@@ -103,8 +111,8 @@ class RunUsage:
     teacher_flops: float = 0.0
     profiled: dict[str, float] = field(default_factory=dict)  # Figures of the profiled window, by name
 
-    def add(self, windows: Sequence[Window]) -> None:
-        """Adds the windows of all workers, by rank, over the same time."""
+    def add(self, windows: Sequence[Window], carbon_kg_per_kwh: float | None = None) -> None:
+        """Adds the windows of all workers, by rank, over the same time, with its carbon intensity."""
         sources: dict[tuple[str, str], float] = {}
         for window in windows:
             self.windows += 1
@@ -112,12 +120,15 @@ class RunUsage:
             self.modelled_j += window.modelled_j
             self.cpu_s += window.cpu_s
             self.device_s += window.device_s
+            self.carbon_s += window.device_s * (carbon_kg_per_kwh or 0.0)
             self.peak_memory_mib = max(self.peak_memory_mib, window.peak_memory_mib)
             self.preparation_memory_mib = max(self.preparation_memory_mib, window.preparation_memory_mib)
             for kind, energy in window.energy.items():
                 self.measured_windows[kind] = self.measured_windows.get(kind, 0) + 1
-                if self.provenance.get(kind) != Provenance.sampled:
-                    self.provenance[kind] = energy.provenance.value
+                before = Provenance(self.provenance.get(kind, Provenance.counter))
+                self.provenance[kind] = _weakest((before, energy.provenance)).value
+                if energy.method and energy.method not in self.node_methods:
+                    self.node_methods.append(energy.method)
                 source = (kind, energy.source)
                 sources[source] = max(sources.get(source, 0.0), energy.joules)
             _add(self.integrals, window.sampled.integrals)

@@ -73,10 +73,18 @@ export function energy(kwh) {
   return given !== 0 && Math.abs(given) < 0.1 ? number(1000 * given, "Wh", 3) : number(given, "kWh", 3);
 }
 
+/** Mass in kg or g. */
+export function mass(kg) {
+  const given = numeric(kg);
+  if (!Number.isFinite(given)) return NOTHING;
+  return given !== 0 && Math.abs(given) < 0.1 ? number(1000 * given, "g", 3) : number(given, "kg", 3);
+}
+
 /** A metric's value in the unit that its name ends in. */
 export function metric(name, value) {
   if (name.endsWith("_usd")) return money(value);
   if (name.endsWith("_kwh")) return energy(value);
+  if (name.endsWith("_kg")) return mass(value);
   if (name.endsWith("_time_s")) return duration(value);
   return number(value);
 }

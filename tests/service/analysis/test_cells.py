@@ -52,6 +52,18 @@ def test_measured_and_modelled_energy_make_none() -> None:
     assert alike.figures == {"energy_kwh": {0: 1.0, 1: 1.0}}
 
 
+def test_co2_of_nodes_and_of_devices_alone_make_none() -> None:
+    runs = [
+        run(1, FP32, 0, co2_kg=1.0, node_energy_source="redfish"),
+        run(2, FP32, 1, co2_kg=3.0, node_energy_source="redfish", energy_provenance="counter"),
+        run(3, FP32, 2, co2_kg=9.0),
+    ]  # fmt: skip
+    (alike,) = made(runs[:2], "co2_kg")
+    assert alike.figures == {"co2_kg": {0: 1.0, 1: 3.0}}
+    (mixed,) = made(runs, "co2_kg")
+    assert mixed.figures == {"co2_kg": {}}
+
+
 def cell(
     precision: str, size: int, figures: Mapping[str, Mapping[int, float]], runs: Any = None
 ) -> Configuration:

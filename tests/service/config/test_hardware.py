@@ -53,13 +53,26 @@ def test_peaks_of_a_gpu_have_the_ratios_of_its_matrix_units(hardware: Hardware) 
     peaks = hardware.peak_tflops
     assert peaks is not None
     assert set(hardware.precisions) == set(peaks)
-    if Precision.tf32 not in peaks:  # Volta and Turing: 8 times the fp32 units
-        assert peaks[Precision.fp16] / peaks[Precision.fp32] == pytest.approx(8.0, rel=0.01)
+    if Precision.tf32 not in peaks:  # Pascal's units do two at once; Volta and Turing: 8 times the fp32 units
+        ratio = 2.0 if hardware.accelerator_type == "P100" else 8.0
+        assert peaks[Precision.fp16] / peaks[Precision.fp32] == pytest.approx(ratio, rel=0.01)
         assert Precision.bf16 not in peaks
         return
     assert peaks[Precision.bf16] == peaks[Precision.fp16]
     assert peaks[Precision.fp16] / peaks[Precision.tf32] == pytest.approx(2.0, rel=0.02)
     assert peaks[Precision.tf32] >= peaks[Precision.fp32]
+
+
+def test_measured_fractions_of_the_power_limit_have_a_source() -> None:
+    fractions = {
+        name: one.power_fraction for name, one in CATALOGUE.items() if one.power_fraction_source is not None
+    }
+    assert fractions.pop("P100-PCIE-16GB") == 0.69
+    assert set(fractions.values()) == {0.9}
+    assert {"A40", "Quadro-RTX6000", "V100-PCIE-16GB", "V100-SXM2-32GB"} <= fractions.keys()
+    assert CATALOGUE["V100-PCIE-16GB"].modelled_w == pytest.approx(225.0)
+    others = [one for one in CATALOGUE.values() if one.power_fraction_source is None]
+    assert {one.power_fraction for one in others} == {1.0}
 
 
 def test_variants_of_a_gpu_differ_where_their_data_sheets_do() -> None:
@@ -82,13 +95,15 @@ def test_labels_are_those_that_ray_gives_nodes() -> None:
 
     for hardware in GPUS:
         (reported,) = hardware.reported_as
-        maker = "Tesla" if hardware.accelerator_type in ("T4", "V100") else "NVIDIA"
-        assert Nvidia._gpu_name_to_accelerator_type(f"{maker} {reported}") == hardware.accelerator_type
+        maker = "Tesla" if hardware.accelerator_type in ("T4", "P100", "V100") else "NVIDIA"
+        name = reported if reported.startswith("Quadro") else f"{maker} {reported}"
+        assert Nvidia._gpu_name_to_accelerator_type(name) == hardware.accelerator_type
 
 
 def test_a_short_name_stands_for_one_entry_and_is_resolved_in_specs() -> None:
     aliases = {alias: entry for entry in CATALOGUE.values() for alias in entry.aliases}
     assert {alias: entry.name for alias, entry in aliases.items()} == {
+        "P100": "P100-PCIE-16GB",
         "V100": "V100-PCIE-16GB",
         "A100": "A100-PCIE-80GB",
     }

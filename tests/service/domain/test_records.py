@@ -258,6 +258,7 @@ class Judged:
     state: RunState = RunState.succeeded
     test_score: float | None = None
     accuracy: float | None = None
+    co2_kg: float | None = None
 
 
 def test_a_run_is_judged_by_its_own_headline_and_before_by_its_tasks() -> None:
@@ -294,6 +295,8 @@ def test_a_shared_headline_is_that_of_all_runs() -> None:
 def test_the_projects_question_ends_with_the_headlines() -> None:
     assert default_metrics([]) == DEFAULT_METRICS
     assert default_metrics([Judged("squad_v2")]) == ("total_time_s", "cost_usd", "energy_kwh", "f1")
+    known = (Judged(), Judged(co2_kg=0.0))
+    assert default_metrics(known) == ("total_time_s", "cost_usd", "energy_kwh", "co2_kg", "accuracy")
 
 
 def test_runs_that_only_evaluate_are_compared_by_what_is_known_of_them() -> None:

@@ -13,6 +13,7 @@ from service.planner.forecasting import forecast_of
 from service.specs.experiment import ExperimentSpec, validate
 from service.specs.model_fit import student_flops
 from service.store import Store
+from trainers.config import Site
 
 BASE = student_flops("base", ())
 
@@ -135,6 +136,14 @@ def test_the_size_of_a_dataset_is_known_from_the_runs_that_read_it() -> None:
 
 def whole(wanted: ExperimentSpec, *finished: Past, runs: float = 10) -> Any:
     return forecast(wanted, [Cell(wanted, runs, BASE)], finished, CATALOGUE)
+
+
+def test_co2_is_that_of_the_energy_at_the_pools_site() -> None:
+    wanted = spec()
+    site = Site(pue=1.5, pue_source="meter", carbon_kg_per_kwh=0.2, carbon_source="supplier")
+    found = forecast(wanted, [Cell(wanted, 10, BASE)], [past()], CATALOGUE, site)
+    assert found.co2_kg == found.energy_kwh * (1.5 * 0.2)
+    assert whole(wanted, past()).co2_kg is None
 
 
 def test_a_grid_is_the_sum_of_its_runs_ends_included() -> None:

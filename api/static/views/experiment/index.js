@@ -2,7 +2,7 @@
 
 import { get, whoami } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
-import { duration, energy, money, progress, state, when } from "../../core/format.js";
+import { duration, energy, mass, money, progress, state, when } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
 import { ended } from "../experiments.js";
@@ -128,6 +128,7 @@ function header(experiment, cluster) {
         ? [
             fact("cost", money(experiment.totals.cost_usd)),
             fact("energy", energy(experiment.totals.energy_kwh)),
+            !experiment.totals.co2_kg ? null : fact("CO2", mass(experiment.totals.co2_kg)),
           ]
         : null,
       jobLink(cluster, experiment) ? fact("Ray", jobLink(cluster, experiment)) : null,

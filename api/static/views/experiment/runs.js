@@ -2,14 +2,14 @@
 
 import { get } from "../../core/api.js";
 import { debounced, h, replace } from "../../core/dom.js";
-import { duration, money, number, progress, state } from "../../core/format.js";
+import { duration, money, number, numeric, progress, state } from "../../core/format.js";
 import { query, setQuery } from "../../core/router.js";
 import { empty, failure } from "../../core/states.js";
 import { VirtualTable } from "../../core/table.js";
 
 const PAGE = 500;
 
-function columnsOf(axes, headline, pin) {
+function columnsOf(axes, headline, pin, hasCo2) {
   return [
     { key: "pin", title: "", width: 44, render: run => pin(run) },
     {
@@ -91,6 +91,18 @@ function columnsOf(axes, headline, pin) {
       sortable: true,
       render: run => number(run.energy_kwh === null ? null : 1000 * run.energy_kwh, "", 3),
     },
+    ...(hasCo2
+      ? [
+          {
+            key: "co2_kg",
+            title: "CO2",
+            unit: "g",
+            numeric: true,
+            sortable: true,
+            render: run => number(run.co2_kg === null ? null : 1000 * run.co2_kg, "", 3),
+          },
+        ]
+      : []),
   ];
 }
 
@@ -215,7 +227,12 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
   const table = new VirtualTable({
     label: "Runs",
     key: run => run.id,
-    columns: columnsOf(axes, headlines.size === 1 ? [...headlines][0] : null, pin),
+    columns: columnsOf(
+      axes,
+      headlines.size === 1 ? [...headlines][0] : null,
+      pin,
+      Number.isFinite(numeric(experiment.totals?.co2_kg)),
+    ),
     sorted: sortedBy(query().get("order_by")),
     need: () => {
       if (token) more();

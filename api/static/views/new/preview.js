@@ -1,7 +1,7 @@
 // What a spec would run: how many runs, what they take, when they start and at whose expense.
 
 import { h } from "../../core/dom.js";
-import { count, duration, energy, money, number, point } from "../../core/format.js";
+import { count, duration, energy, mass, money, number, point } from "../../core/format.js";
 import { shortTable } from "../parts.js";
 
 const MOST_SHOWN = 50;
@@ -41,6 +41,7 @@ export function drawPreview(preview, { project, owner }) {
         ? [
             fact("Cost", span(forecast.runs ? forecast.cost_usd : null, money)),
             fact("Energy", span(forecast.runs ? forecast.energy_kwh : null, energy)),
+            forecast.co2_kg ? fact("CO2", span(forecast.co2_kg, mass)) : null,
             fact(
               "Device time",
               span(forecast.runs ? forecast.device_hours : null, hours => duration(hours * 3600)),

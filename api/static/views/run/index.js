@@ -7,6 +7,7 @@ import {
   count,
   duration,
   energy,
+  mass,
   money,
   number,
   numeric,
@@ -174,6 +175,14 @@ export async function show(main, { id, tab = "" }, { signal }) {
               h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`),
             ]
           : null,
+        Number.isFinite(numeric(run.node_energy_kwh))
+          ? [
+              "node energy",
+              energy(run.node_energy_kwh),
+              h("span", { class: "quiet" }, ` ${run.node_energy_source || ""}`),
+            ]
+          : null,
+        Number.isFinite(numeric(run.co2_kg)) ? ["CO2", mass(run.co2_kg)] : null,
         run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null,
         run.ended_s ? ["ended", relative(run.ended_s)] : null,
         jobLink(cluster, experiment) ? ["Ray", jobLink(cluster, experiment)] : null,
