@@ -77,5 +77,12 @@ def include_routes(app: FastAPI) -> None:
     modules = experiments, analysis, runs, queue, specs, views, people, projects, notifications, system, pages
     for module in modules:
         app.include_router(module.router)
-    for router in (experiments.across, logins.router, logins.pages, device.router, device.oauth):
+    for router in (
+        experiments.across,
+        analysis.across,
+        logins.router,
+        logins.pages,
+        device.router,
+        device.oauth,
+    ):
         app.include_router(router)

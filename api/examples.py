@@ -9,6 +9,7 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Guide,
     Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
@@ -121,6 +122,27 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
         ],
         "improvements": [
             {"a": "precision=bf16", "b": "precision=fp32", "probability": 0.7, "low": 0.5, "high": 0.9}
+        ],
+        "left_out": {}, "notes": [],
+    },
+    Guide: {
+        "guidelines": [
+            {
+                "axis": "precision", "task": "imdb", "hardware": "v100",
+                "metric": {"name": "total_time_s", "better": "lower"},
+                "a": "precision=bf16", "b": "precision=fp32",
+                "a_point": {"precision": "bf16"}, "b_point": {"precision": "fp32"},
+                "finding": "A is better", "counts": {"A is better": 2, "undecided": 1},
+                "smallest": -0.55, "largest": -0.48, "seeds_fewest": 3, "seeds_most": 5, "evidence": [],
+            }
+        ],
+        "sources": [
+            {
+                "id": 12, "name": "precision-by-batch", "project": "default", "ended_s": 1_790_000_000.0,
+                "tasks": ["imdb"], "models": ["mini"], "hardware": ["v100"],
+                "devices": ["Tesla V100-PCIE-16GB"],
+                "runs": 12, "planned": 12, "seeds": 3, "disturbed": 0, "energy": ["counter"], "notes": [],
+            }
         ],
         "left_out": {}, "notes": [],
     },

@@ -16,12 +16,13 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
-from api.access import MAX_ID, SEE_ALL
-from api.deps import TEXT, ExperimentId, Filter, SettingsDep, StoreDep, answered
+from api.access import MAX_ID, SEE_ALL, SIGNED_IN
+from api.deps import TEXT, CurrentUser, ExperimentId, Filter, SettingsDep, StoreDep, answered
 from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Guide,
     Recommendation,
     ScoreAnswer,
     Selection,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from service.analysis.question import Question
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
+across = APIRouter(prefix="/api/v1", tags=["answers"])  # Over all experiments that the reader sees
 
 _MOST = 100
 
@@ -310,6 +312,42 @@ def rank_over_tasks(
     from service.analysis.run_table import read_run_table
 
     return across_tasks(read_run_table(asked.store, asked.ids, asked.selection), metric=metric)
+
+
+@across.get("/guide", dependencies=[SIGNED_IN], summary="Get guidelines from finished experiments")
+def get_guide(
+    store: StoreDep,
+    settings: SettingsDep,
+    user: CurrentUser,
+    selection: Selected,
+    project: Annotated[
+        str | None, Query(max_length=200, description="Only experiments of this project.", examples=["nlp"])
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        Query(max_length=_MOST, description="Axes; none = each that one varies.", examples=[["precision"]]),
+    ] = None,
+    metric: Metrics = None,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most experiments, the newest first.")] = 100,
+) -> Guide:
+    """Claims of experiments that succeeded, collected by axis, task and hardware.
+
+    Each is the one that the experiment's comparison by the axis makes. Experiments are counted: where they
+    disagree, the guideline is `conflicting`.
+    """
+    from service.analysis.guidelines import read_guide
+    from service.output.run_files import known_scores
+
+    return read_guide(
+        store,
+        project=project,
+        by=by or (),
+        metrics=metric or (),
+        selection=selection,
+        limit=limit,
+        visible=user.visible,
+        unit_scores=partial(known_scores, store, settings),
+    )
 
 
 @router.get(

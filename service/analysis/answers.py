@@ -19,6 +19,7 @@ Point = Mapping[str, AxisValue]
 Scale = Literal["ratio", "difference"]
 Test = Literal["paired t-test", "Welch's t-test", "paired two-way test", "two-way test"]
 Verdict = Literal["A is better", "B is better", "equivalent", "undecided"]
+Finding = Literal["A is better", "B is better", "equivalent", "undecided", "conflicting", "untested"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +373,69 @@ class Claim(Serializable):
     more_seeds: int | None
     """About how many more seeds a side an undecided claim needs; null when decided, past 1000, or when only
     more examples would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(Serializable):
+    """What one experiment says about two values of an axis."""
+
+    experiment_id: int  # Number of the experiment
+    pair: TestedPair  # As its `compare --by AXIS --claims` has it; its A and B may be the guideline's B and A
+    depends_on: tuple[str, ...]
+    """Axes of the experiment with which `effects` finds a significant interaction on the figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guideline(Serializable):
+    """What finished experiments say about two values of an axis on one figure."""
+
+    axis: str  # The axis, by dotted name
+    task: str  # Task of the runs
+    hardware: str  # Their hardware by catalogue name; names joined by commas where an experiment has several
+    metric: Metric  # The figure
+    a: str  # Label of A
+    b: str  # Label of B
+    a_point: Point  # Axis value of A
+    b_point: Point  # Axis value of B
+    finding: Finding  # The verdict of all experiments that decide; `conflicting` where these disagree
+    counts: Mapping[str, int]  # Experiments by verdict; `untested` = too few seeds for a claim
+    smallest: Number | None
+    """Smallest relative difference of A from B that an experiment measured (-0.2 = 20% less); null without a
+    claim."""
+    largest: Number | None  # Largest such difference
+    seeds_fewest: int  # Seeds of a side of a claim, the fewest; 1 without a claim
+    seeds_most: int  # The most
+    evidence: tuple[Evidence, ...]  # One per experiment, the oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSource(Serializable):
+    """An experiment that guidelines rest on, with what limits its claims."""
+
+    id: int  # Number of the experiment
+    name: str  # Its name
+    project: str  # Project that it belongs to
+    ended_s: float | None  # When its last run ended
+    tasks: tuple[str, ...]  # Tasks of its finished runs
+    models: tuple[str, ...]  # Models that they trained
+    hardware: tuple[str, ...]  # Their hardware by catalogue name
+    devices: tuple[str, ...]  # GPUs or processors as the workers reported them
+    runs: int  # Finished runs
+    planned: int  # Runs in all
+    seeds: int  # Seeds of the finished runs
+    disturbed: int  # Finished runs that neighbours disturbed
+    energy: tuple[str, ...]  # Provenance of their energy
+    notes: tuple[str, ...]  # Notes of its comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class Guide(Serializable):
+    """Guidelines from finished experiments, the axes that most of them vary first."""
+
+    guidelines: tuple[Guideline, ...]  # By axis, task, hardware, figure and pair of values
+    sources: tuple[EvidenceSource, ...]  # Experiments that they quote
+    left_out: Mapping[str, str]  # Why other experiments, or axes of experiments, say nothing
+    notes: tuple[str, ...]  # What a reader must know to read the answer correctly
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
-from service.domain.formats import axis_value, figure, scale_for, short_names, title
+from service.domain.formats import axis_value, figure, scale_for, short_names, title, utc
 from service.output.answer_words import (
     configuration,
     kernel_cells,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         ComparisonAnswer,
         EffectsAnswer,
         FrontierAnswer,
+        Guide,
+        Guideline,
         KernelRow,
         PublishedComparison,
         Recommendation,
@@ -307,6 +309,81 @@ def _print_tasks(answer: TasksAnswer) -> None:
     _print_left_out(answer.left_out)
 
 
+def _print_guide(answer: Guide) -> None:
+    sources = {source.id: source for source in answer.sources}
+    groups: dict[tuple[str, str, str], list[Guideline]] = {}
+    for each in answer.guidelines:
+        groups.setdefault((each.axis, each.task, each.hardware), []).append(each)
+    for (axis, task, hardware), of in groups.items():
+        ids = sorted({evidence.experiment_id for each in of for evidence in each.evidence})
+        ends = [end for id in ids if (end := sources[id].ended_s) is not None]
+        until = f", until {utc(max(ends))[:10]}" if ends else ""
+        say(f"{axis}: {task} on {hardware or 'unknown hardware'}")
+        say_dim(f"  {len(ids)} experiment{'s' * (len(ids) != 1)} ({', '.join(map(str, ids))}){until}")
+        rows, lines = [], []
+        for each in of:
+            a, b = configuration(each.a_point), configuration(each.b_point)
+            found = Text(_found(each), style=_VERDICT_STYLES.get(each.finding, "yellow"))
+            seeds = _range(each.seeds_fewest, each.seeds_most, str)
+            difference = _range(each.smallest, each.largest, "{:+.1%}".format)
+            if len(each.evidence) == 1 and (claim := each.evidence[0].pair.claim) is not None:
+                difference = _difference(claim)
+            figure_name = title(each.metric.name)
+            rows.append((axis_value(each.a_point[axis]), axis_value(each.b_point[axis]), figure_name, found,
+                         difference, seeds))  # fmt: skip
+            lines.append(f"{figure_name}: {found}, {difference}, seeds {seeds}\n  A {a}\n  B {b}")
+        numbers = ("A - B", "seeds")
+        print_rows(("A", "B", "figure", "finding", *numbers), rows, right=numbers, lines=lines)
+        for each in of:
+            name = title(each.metric.name)
+            if each.finding == "conflicting":
+                said = (f"experiment {of.experiment_id}: {_said(of.pair)}" for of in each.evidence)
+                say_dim(f"{name}, {axis_value(each.a_point[axis])} or {axis_value(each.b_point[axis])}: "
+                        f"{'; '.join(said)}")  # fmt: skip
+            for evidence in each.evidence:
+                if evidence.depends_on:
+                    others = ", ".join(evidence.depends_on)
+                    say_dim(f"{name} in experiment {evidence.experiment_id}: how much depends on {others}")
+        console().print()
+    for source in answer.sources:
+        parts = [
+            f"{source.runs} of {source.planned} run{'s' * (source.planned != 1)}",
+            f"{source.seeds} seed{'s' * (source.seeds != 1)}",
+            ", ".join((*source.models, *source.devices)),
+            f"{source.disturbed} disturbed" if source.disturbed else "",
+            f"energy {', '.join(source.energy)}" if source.energy else "",
+        ]
+        ended = "" if source.ended_s is None else f", {utc(source.ended_s)[:10]}"
+        say_dim(f"experiment {source.id} {source.name}{ended}: {', '.join(filter(None, parts))}")
+    for of_experiment, reason in answer.left_out.items():
+        say_dim(f"left out experiment {of_experiment}: {reason}")
+
+
+def _found(guideline: Guideline) -> str:
+    claim = guideline.evidence[0].pair.claim
+    if len(guideline.evidence) == 1 and claim is not None:
+        return _verdict(claim)
+    if guideline.finding == "conflicting":
+        return guideline.finding
+    return f"{guideline.finding} ({guideline.counts[guideline.finding]} of {len(guideline.evidence)})"
+
+
+def _said(pair: TestedPair) -> str:
+    """`fp32 is better`, or the verdict where no side is."""
+    if pair.claim is None:
+        return "untested"
+    better = {"A is better": pair.a_point, "B is better": pair.b_point}.get(pair.claim.verdict)
+    if better is None:
+        return pair.claim.verdict
+    return f"{', '.join(map(axis_value, better.values()))} is better"
+
+
+def _range(low: Any, high: Any, text: Callable[[Any], str]) -> str:
+    if low is None or high is None:
+        return "-"
+    return text(low) if low == high else f"{text(low)} to {text(high)}"
+
+
 def _between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f" ({low:.2f}-{high:.2f})"
 
@@ -323,4 +400,5 @@ PRINTERS: Mapping[str, Callable[[Any], None]] = {
     "score": _print_score,
     "speedup": _print_speedup,
     "tasks": _print_tasks,
+    "guide": _print_guide,
 }

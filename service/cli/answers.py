@@ -1,4 +1,4 @@
-"""Commands that decide: compare, recommend, frontier, effects, score, speedup, tasks, report."""
+"""Commands that decide: compare, recommend, frontier, effects, score, speedup, tasks, guide, report."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def _print_compared(comparison: ComparisonAnswer) -> None:
     print_kernels(comparison.kernels)
 
 
-def _decide(client: Client, question: str, targets: Sequence[int], chosen: Chosen, **asked: Any) -> Answer:
+def _decide(
+    client: Client, question: str, targets: Sequence[int] | None, chosen: Chosen, **asked: Any
+) -> Answer:
     from service.cli.answer_tables import PRINTERS
 
     answer = _ask(client, question, targets, chosen, **asked)
@@ -214,6 +216,18 @@ def tasks(
     return _decide(client, "tasks", targets, chosen, metric=metric)
 
 
+def guide(
+    client: Client,
+    chosen: Chosen,
+    by: list[str] | None = option(None, "Only this axis. Repeatable; unset = all axes.", metavar="AXIS"),
+    metrics: Metrics = None,
+    project: str | None = option(None, "Only experiments of this project.", metavar="NAME"),
+    limit: int = option(100, "Most experiments, the newest first.", min=1, max=500),
+) -> Answer:
+    """Collect what finished experiments claim about each axis, with dates and limits."""
+    return _decide(client, "guide", None, chosen, by=by, metric=metrics, project=project, limit=limit)
+
+
 def report(
     client: Client,
     targets: Experiments,
@@ -232,12 +246,13 @@ def report(
     return Answer({"path": str(output), "format": form, "bytes": size}, f"{output}: {size:,} bytes")
 
 
-def _ask(client: Client, question: str, targets: Sequence[int], chosen: Chosen, **asked: Any) -> Any:
-    """Asks the service; a question that the runs cannot answer ends with `ExitCode.not_succeeded`."""
+def _ask(client: Client, question: str, targets: Sequence[int] | None, chosen: Chosen, **asked: Any) -> Any:
+    """Asks about some experiments, or None = all; `ExitCode.not_succeeded` where runs cannot answer."""
     from service.client import ApiError
 
+    about = () if targets is None else (dict.fromkeys(targets),)
     try:
-        return getattr(client, question)(dict.fromkeys(targets), **asked, **asdict(chosen))
+        return getattr(client, question)(*about, **asked, **asdict(chosen))
     except ApiError as error:
         if error.type == "invalid-parameter" and error.errors:
             raise Failure([problem.message for problem in error.errors], ExitCode.usage) from None

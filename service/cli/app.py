@@ -96,7 +96,7 @@ _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
                 installation.cluster, installation.shares, installation.hardware, files.verify, files.export,
                 files.export_model, files.trace, files.predictions),
     "Decide": (answers.compare, answers.recommend, answers.frontier, answers.effects, answers.score,
-               answers.speedup, answers.tasks, answers.report),
+               answers.speedup, answers.tasks, answers.guide, answers.report),
     "Manage": (control.cancel, control.pause, control.resume, control.retry, control.priority, control.delete,
                control.tag, control.annotate, control.archive),
     "Team": (people.audit,),

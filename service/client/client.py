@@ -17,6 +17,7 @@ from service.analysis.answers import (
     ComparisonAnswer,
     EffectsAnswer,
     FrontierAnswer,
+    Guide,
     Recommendation,
     ScoreAnswer,
     SpeedupAnswer,
@@ -117,6 +118,7 @@ class Client(Wire):
     speedup = Operation(SpeedupAnswer, "GET /experiments/{ids}/speedup")
     tasks = Operation(TasksAnswer, "GET /experiments/{ids}/tasks")
     report = Operation(bytes, "GET /experiments/{ids}/report")
+    guide = Operation(Guide, "GET /guide")
 
     # Runs.
     run = Operation(Run, "GET /runs/{id}")

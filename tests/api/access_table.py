@@ -193,7 +193,7 @@ EXPECTED: Mapping[str, Rule] = {
     **dict.fromkeys(
         (
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
-            "list_held_devices", "list_shares", "list_examples", "stream_changes",
+            "list_held_devices", "list_shares", "list_examples", "stream_changes", "get_guide",
             "get_spec_schema", "readyz", "list_projects", "list_tokens",
             "list_subscriptions", "list_deleted_experiments", "list_views",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",

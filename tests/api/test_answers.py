@@ -13,10 +13,13 @@ from fastapi.testclient import TestClient
 from api.app import create_app
 from api.routes import analysis
 from benchmarks.simulated import FACTS, open_store, sweep
+from service.analysis import AnalysisError
+from service.analysis.guidelines import read_guide
 from service.analysis.question import Question
 from service.analysis.ranking import STRATEGIES
 from service.analysis.run_table import read_curves, read_run_table
 from service.config.settings import Settings
+from service.domain.access import Visibility
 from service.domain.records import MeasurementRow
 from service.store import RecordBatch, Store
 from tests.api.conftest import BASE_URL
@@ -115,6 +118,27 @@ def test_rest_says_the_numbers_of_the_analysis(house: tuple[TestClient, Store]) 
     over_rest = get(client, "speedup")["time_to"]
     assert over_rest["target"] == speedup.time_to.target
     assert [row["mean_s"] for row in over_rest["rows"]] == [row.mean_s for row in speedup.time_to.rows]
+
+
+def test_a_guide_quotes_the_comparisons_of_what_its_reader_sees(house: tuple[TestClient, Store]) -> None:
+    client, store = house
+    answer = client.get("/api/v1/guide", params={"by": "precision", "metric": "cost_usd"}).json()
+    assert [each["task"] for each in answer["guidelines"]] == ["imdb", "squad_v2"]
+    imdb = answer["guidelines"][0]
+    assert [of["experiment_id"] for of in imdb["evidence"]] == [1, 2, 3, 4, 6]
+    assert imdb["counts"] == {"B is better": 4, "untested": 1}
+    compared = get(client, "compare", 1, by="precision", metric="cost_usd", claims=True)["claims"]
+    assert [imdb["evidence"][0]["pair"]] == compared
+    newest = client.get("/api/v1/guide", params={"limit": 1}).json()
+    assert [of["id"] for of in newest["sources"]] == [6]
+    assert "only the newest 1 finished experiments were read" in " ".join(newest["notes"])
+    wrong = client.get("/api/v1/guide", params={"by": "lambda"})
+    assert (wrong.status_code, wrong.json()["type"].rsplit("/", 1)[-1]) == (422, "invalid-parameter")
+    nothing = client.get("/api/v1/guide", params={"project": "vision"})
+    assert (nothing.status_code, nothing.json()["type"].rsplit("/", 1)[-1]) == (409, "no-answer")
+    assert len(read_guide(store, visible=Visibility(frozenset({"default"})), limit=1).sources) == 1
+    with pytest.raises(AnalysisError, match="no finished experiment varies an axis"):
+        read_guide(store, visible=Visibility(frozenset({"vision"})))
 
 
 def test_several_tasks_are_ranked_together(client: TestClient) -> None:

@@ -27,6 +27,7 @@ COMMANDS = [
     "frontier 1", "effects 1", "score 1",
     "score 1 --as-published",
     "score 1 --weight cost_usd=1 --weight accuracy=2", "speedup 1", "speedup 1 --metric cost_usd",
+    "guide", "guide --by precision --metric cost_usd --undisturbed",
 ]  # fmt: skip
 
 
@@ -69,6 +70,45 @@ def test_several_tasks_and_scaling_are_tables(house: House) -> None:
     report = house.run("report", "2", "-o", str(house.settings.data_dir / "report.md"))
     assert report.exit_code == 0, report.output
     assert "Scaling efficiency" in (house.settings.data_dir / "report.md").read_text()
+
+
+def test_a_guide_counts_what_finished_experiments_claim(house: House) -> None:
+    nothing = house.run("guide")
+    assert (nothing.exit_code, nothing.stderr) == (1, "error: no finished experiment varies an axis\n")
+    clock = Clock()
+    store = Store(house.store.database, house.settings, clock)
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]})
+    sweep(
+        store,
+        clock,
+        axes={"precision": ["bf16", "fp32"]},
+        figures=lambda run: {"total_time_s": (30.0 if run.precision == "bf16" else 20.0) + 0.1 * run.seed},
+    )
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=1, name="one seed")
+    result = house.run("guide", width=80)
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["precision: imdb on cpu", "  3 experiments (1, 2, 3), until 2026-09-21"]
+    rows = {line.split()[2]: line for line in lines if line.startswith("fp32  bf16  ")}
+    assert "conflicting" in rows["time"]
+    assert "B is better (2 of 3)" in rows["cost"]
+    assert "equivalent (2 of 3)" in rows["accuracy"]
+    said = "experiment 1: bf16 is better; experiment 2: fp32 is better; experiment 3: untested"
+    assert f"time, fp32 or bf16: {said}" in lines
+    assert any(
+        line.startswith("experiment 3 one seed, 2026-09-21: 2 of 2 runs, 1 seed, tiny") for line in lines
+    )
+    assert "experiments are counted, not tested together" in result.stderr
+    narrow = house.run("guide", width=40).stdout
+    assert "\ncost: B is better (2 of 3), +" in narrow
+    assert ", seeds 3\n  A precision=fp32\n  B precision=bf16\n" in narrow
+    assert "only the newest 1 finished experiments" in house.run("guide", "--limit", "1").stderr
+    document = house.json("guide", "--filter", "seed < 2")
+    assert {each["seeds_most"] for each in document["guidelines"]} == {2}
+    elsewhere = house.run("guide", "--project", "o'hara")
+    assert elsewhere.exit_code == 1
+    wrong = house.run("guide", "--by", "lambda")
+    assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1), wrong.output
+    assert "no finished experiment varies 'lambda'; axes: precision" in wrong.stderr
 
 
 def test_printed_figures_stand_next_to_own_ones(swept: House, tmp_path: Path) -> None:
