@@ -43,6 +43,7 @@ BENCHMARK = Benchmark(
         "sum_of_parts_error_pct",
         "charged_vs_held_pct",
     ),
+    also=("sweep_s", "alone_s", "waited_s", "waits_s", "charged_s", "held_s"),
 )
 _SAMPLE_S = 0.05
 _RUN = {

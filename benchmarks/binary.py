@@ -56,6 +56,7 @@ BENCHMARK = Benchmark(
         "kernels",
         "training_time_vs_huggingface",
     ),
+    also=("torch_capability",),
 )
 
 SHAPES: Mapping[str, tuple[int, int]] = {

@@ -90,6 +90,7 @@ BENCHMARK = Benchmark(
         "share_error_pct", "starved", "starved_within_share", "utilisation_vs_fifo", "small_job_wait_ratio",
         "preemption_waste_pct", "eta_covered_pct", "eta_width", "priority_order_pct", "pass_ms_100k",
     ),
+    also=("days", "seeds", "pass_ms_100k_as_1000_experiments", "pass_ms_100k_as_100000_experiments"),
 )  # fmt: skip
 DEVICES = {"h100": 8, "a100": 16, "v100": 32}
 PRICES_USD_PER_HOUR = {"h100": 3.0, "a100": 1.8, "v100": 0.7}

@@ -24,7 +24,10 @@ from benchmarks.options import Benchmark
 from service.workers.neighbour_watch import LOOK_S, MARK, ProcessTable, mark_of
 
 BENCHMARK = Benchmark(
-    "neighbours", __doc__, fields=("first_look_ms", "look_ms", "worst_look_ms", "share_of_core_pct")
+    "neighbours",
+    __doc__,
+    fields=("first_look_ms", "look_ms", "worst_look_ms", "share_of_core_pct"),
+    also=("processes", "marked"),
 )
 _IDLE = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(3600)"]
 

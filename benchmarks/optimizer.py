@@ -42,6 +42,16 @@ BENCHMARK = Benchmark(
     "optimizer",
     __doc__,
     fields=("ms", "ratios", "variants_ms", "bandwidth_fraction", "launches"),
+    also=(
+        "device",
+        "parameters",
+        "spread",
+        "table",
+        "reached_gb_s",
+        "streaming_gb_s",
+        "published_v100",
+        "threads",
+    ),
 )
 
 _VARIANTS = Benchmark("optimizer-variants", __doc__, fields=("variants", "variants_ms"))

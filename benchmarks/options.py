@@ -9,8 +9,9 @@
         BENCHMARK.report(measure(given.claims), given)
 
 `--smoke` runs every line at the smallest size, so that a benchmark cannot break unnoticed: CI runs all of
-them so (`make smoke`). Its figures say nothing about speed. `--keep` writes the figures, the machine and
-the command to `benchmarks/results/<name>.json`; without it a benchmark writes nothing there.
+them so (`make smoke`). Its figures say nothing about speed. `--keep` writes the figures with commit, command,
+date and machine to `benchmarks/results/<name>.json`; without it a benchmark writes nothing there. A test
+refuses a committed file that lacks one of those or of `fields`, or has a figure that is not declared.
 """
 
 from __future__ import annotations
@@ -91,11 +92,13 @@ class Benchmark:
         name: of its file in `results/`, without the suffix.
         doc: module docstring.
         fields: figures that the last line always has; a dotted one is inside an object.
+        also: figures that the last line or the kept file may have besides.
     """
 
     name: str
     doc: str | None
     fields: tuple[str, ...]
+    also: tuple[str, ...] = ()
 
     def parser(self) -> Parser:
         """Returns a parser with the shared arguments."""
@@ -125,7 +128,9 @@ class Benchmark:
         machine = environment()
         if given.keep:
             path = RESULTS / f"{name or self.name}.json"
-            document = {**figures, **(details or {}), "environment": machine, "command": command()}
+            document = {
+                **figures, **(details or {}), "environment": machine, "command": command(), "commit": commit()
+            }  # fmt: skip
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             print(f"written: {path}")
@@ -177,6 +182,18 @@ def command() -> str:
     """Returns the command line of this process, as it can be repeated."""
     module = sys.modules["__main__"].__spec__
     return shlex.join(["python", "-m", module.name if module else sys.argv[0], *sys.argv[1:]])
+
+
+def commit() -> str | None:
+    """Returns the commit that is checked out, with `-dirty` where files differ from it; None without git."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            describe, cwd=RESULTS.parent, capture_output=True, text=True, check=True, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _cpu() -> dict[str, str]:

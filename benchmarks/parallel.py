@@ -69,6 +69,7 @@ BENCHMARK = Benchmark(
         "rows", "ddp_overhead_pct", "bubble_error_pct", "onebit_bytes_ratio", "estimator_error_pct",
         "estimator_error_pct_by_variant",
     ),
+    also=("estimate", "size", "threads_per_worker", "rounds", "steps", "seconds"),
 )  # fmt: skip
 WORKERS = 2
 CORES = len(os.sched_getaffinity(0))
@@ -223,22 +224,6 @@ def config_of(variant: Variant, size: Size, folder: Path, steps: int) -> RunConf
             },
         }
     )  # fmt: skip
-
-
-def write_texts(folder: Path, count: int) -> None:
-    """Synthetic reviews, so many of a kind in each text that it is longer than a sequence."""
-    write_corpus(folder, train=count * _REVIEWS, test=2 * _REVIEWS, seed=0)
-    for file in folder.glob("*.jsonl"):
-        by_label: dict[int, list[str]] = defaultdict(list)
-        for line in file.read_text(encoding="utf-8").splitlines():
-            review = json.loads(line)
-            by_label[review["label"]].append(review["text"])
-        rows = [
-            {"text": " ".join(texts[at : at + _REVIEWS]), "label": label}
-            for label, texts in by_label.items()
-            for at in range(0, len(texts), _REVIEWS)
-        ]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 class LastPoints(NullSink):
@@ -453,7 +438,7 @@ def main() -> None:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stillhouse-parallel-") as name:
         folder = Path(name)
-        write_texts(folder / "texts", size.global_size * 16)
+        write_corpus(folder / "texts", train=size.global_size * 16, test=2, seed=0, reviews=_REVIEWS)
         results = measure(chosen, size, folder, given.rounds, given.steps)
     for variant, reason in results.refused.items():
         print(f"{variant}: {reason}")

@@ -237,7 +237,12 @@ MEASURES = (
     Measure({"delete_experiment_longest_write_ms": 50.0}, growth.delete_experiment),
 )
 TARGETS = {name: target for each in MEASURES for name, target in each.targets.items()}
-BENCHMARK = Benchmark("scale", __doc__, fields=tuple(f"sqlite.{name}" for name in TARGETS))
+BENCHMARK = Benchmark(
+    "scale",
+    __doc__,
+    fields=tuple(f"sqlite.{name}" for name in TARGETS),
+    also=("targets", "postgresql"),
+)
 
 
 def measure_all(chosen: Iterable[Measure], url: Callable[[], str | None], smoke: bool) -> dict[str, float]:

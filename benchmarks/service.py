@@ -44,6 +44,7 @@ BENCHMARK = Benchmark(
             "points_per_s", "record_p99_ms", "read_p99_ms", "submit_p99_ms_under_points",
         )
     ),
+    also=("postgresql",),
 )  # fmt: skip
 QUEUED = 100_000
 FEW_QUEUED = 8_000

@@ -39,6 +39,7 @@ BENCHMARK = Benchmark(
         "grid24_over_ideal", "grid24_until_first_step_s",
         "grid24_between_runs_s", "grid24_idle_at_end_s",
     ),
+    also=("runs", "single_worker_overheads_s", "two_worker_overheads_s"),
 )  # fmt: skip
 _AT_A_TIME = 2
 

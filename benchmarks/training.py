@@ -24,9 +24,11 @@ Where the CPU has no bf16 instructions torch's own bf16 products are some fifty 
 `bf16_peer_steps` says.
 
 The last line is one JSON object: by task `fp32_vs_hf_trainer`, `fp32_vs_plain` and the same of bf16;
+`products` of fp32 and bf16, one thread's CPU time and GFLOP/s for 4,096 tokens by matrix of the presets;
 `final_loss` with `seed_sd`, `ours_minus_hf_trainer` and `ours_minus_plain`; `tokenisation` and
 `tokenise_vs_map` of `benchmarks.tokenisation`, `telemetry_overhead_pct` of `benchmarks.telemetry_overhead`;
 `data` is `real` or `synthetic`. `--smoke` takes the preset `tiny` and short texts; needs `accelerate`.
+On a CPU with matrix units for bf16 `--keep` writes `training-amx.json`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ import transformers
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import telemetry_overhead, tokenisation
-from benchmarks.options import Benchmark
+from benchmarks.options import Benchmark, environment
 from trainers.checkpoints.store import load
 from trainers.config import Precision, RunConfig
 from trainers.data import tokenizers
@@ -72,13 +74,16 @@ BENCHMARK = Benchmark(
     __doc__,
     fields=(
         "imdb.fp32_vs_hf_trainer", "imdb.fp32_vs_plain", "mlm.fp32_vs_hf_trainer", "mlm.fp32_vs_plain",
-        "tokenisation", "tokenise_vs_map", "telemetry_overhead_pct", "data",
+        "products", "tokenisation", "tokenise_vs_map", "telemetry_overhead_pct", "data",
     ),
+    also=("bf16_peer_steps", "final_loss"),
 )  # fmt: skip
 BATCH = 16
 LEARNING_RATE = 1e-4
 FEW_STEPS = 2
 """Steps that a peer is timed on where its precision is emulated element by element."""
+_FEWEST_WORDS = 15
+"""Of a synthetic review."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class Size:
         steps: fewest of an epoch.
         seeds: of each contender where final losses are compared.
         short: tokens of a text there.
+        product_tokens: rows of the products that are timed alone.
         tokenised_mib: synthetic text that `benchmarks.tokenisation` reads.
         pairs: steps of `benchmarks.telemetry_overhead`.
     """
@@ -100,12 +106,15 @@ class Size:
     steps: int
     seeds: int
     short: int
+    product_tokens: int
     tokenised_mib: int
     pairs: int
 
 
-FULL = Size("mini", {"imdb": 512, "mlm": 128}, 4, 3, 64, tokenisation.SIZE_MIB, telemetry_overhead.PAIRS)
-SMOKE = Size("tiny", {"imdb": 24, "mlm": 16}, 3, 2, 8, 1, telemetry_overhead.SMOKE_PAIRS)
+FULL = Size(
+    "mini", {"imdb": 512, "mlm": 128}, 4, 3, 64, 4096, tokenisation.SIZE_MIB, telemetry_overhead.PAIRS
+)
+SMOKE = Size("tiny", {"imdb": 24, "mlm": 16}, 3, 2, 8, 32, 1, telemetry_overhead.SMOKE_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +353,28 @@ def final_losses(work: Workload, seeds: int) -> dict[str, Any]:
     }
 
 
+def products(tokens: int) -> dict[str, dict[str, float]]:
+    """CPU time and GFLOP/s of products with the presets' matrices, one thread, the best of three."""
+    figures: dict[str, dict[str, float]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for width in (256, 384):
+        for inner, outer in ((width, width), (width, 4 * width), (4 * width, width)):
+            of_shape = figures.setdefault(f"{inner}x{outer}", {})
+            for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+                rows, matrix = torch.randn(tokens, inner).to(dtype), torch.randn(inner, outer).to(dtype)
+                times_s = []
+                for _ in range(4):  # The first prepares the library's kernels.
+                    began_s = time.process_time()
+                    rows @ matrix
+                    times_s.append(time.process_time() - began_s)
+                best_s = min(times_s[1:])
+                of_shape[f"{precision}_ms"] = 1e3 * best_s
+                of_shape[f"{precision}_gflop_s"] = 2e-9 * tokens * inner * outer / max(best_s, 1e-9)
+    torch.set_num_threads(threads)
+    return figures
+
+
 def _emulated() -> bool:
     """Whether this CPU has no bf16 instructions."""
     return not has_bf16(torch.device("cpu"))
@@ -366,12 +397,13 @@ class Source:
     cache: Path
 
     @classmethod
-    def of(cls, data: Path | None, minilm: Path | None, folder: Path, samples: int) -> Source:
-        """The user's data, or synthetic texts in the folder where there are none."""
+    def of(cls, data: Path | None, minilm: Path | None, folder: Path, samples: int, length: int) -> Source:
+        """The user's data, or synthetic texts of so many words and more, written to the folder."""
         if data is not None:
             paths = {"imdb": "imdb", "mlm": "imdb/unsupervised.jsonl.gz"}
             return cls(data, paths, minilm, folder / "cache")
-        write_corpus(folder / "data" / "imdb", train=4 * samples, test=samples, seed=0)
+        reviews = math.ceil(length / _FEWEST_WORDS)
+        write_corpus(folder / "data" / "imdb", train=4 * samples, test=samples, seed=0, reviews=reviews)
         lines = (folder / "data" / "imdb" / "train.jsonl").read_text(encoding="utf-8").splitlines()
         (folder / "data" / "text").mkdir()
         for part, kept in (("train", lines[samples:]), ("valid", lines[:samples])):
@@ -477,6 +509,7 @@ def parts(given: argparse.Namespace, pretrained: Path | None, size: Size) -> dic
     texts = given.data / "imdb" / "unsupervised.jsonl.gz" if given.data else None
     tokenising = tokenisation.measure(texts, pretrained, size_mib=size.tokenised_mib, rounds=given.rounds)
     return {
+        "products": products(size.product_tokens),
         "tokenisation": tokenising,
         "tokenise_vs_map": tokenising["tokenise_vs_map"],
         "telemetry_overhead_pct": telemetry_overhead.measure(size.pairs)["telemetry_overhead_pct"],
@@ -505,7 +538,7 @@ def main() -> None:
         pretrained = given.minilm
         if pretrained is None:
             pretrained = write_pretrained(folder / "pretrained") if given.smoke else installed
-        source = Source.of(given.data, pretrained, folder, given.samples)
+        source = Source.of(given.data, pretrained, folder, given.samples, max(size.lengths.values()))
         result: dict[str, Any] = {}
         if not given.only_final_loss:
             result |= speeds(source, size, given.samples, precisions, given.rounds)
@@ -514,7 +547,8 @@ def main() -> None:
             result["final_loss"] = final_losses(short, size.seeds)
         if not given.only_final_loss:
             result |= parts(given, pretrained, size)
-    BENCHMARK.report({**result, "data": "real" if given.data else "synthetic"}, given)
+    name = "training-amx" if "amx_bf16" in environment()["cpu_features"] else None
+    BENCHMARK.report({**result, "data": "real" if given.data else "synthetic"}, given, name=name)
 
 
 if __name__ == "__main__":

@@ -33,15 +33,18 @@ _OPENINGS = (
 )
 
 
-def write_corpus(folder: Path, *, train: int, test: int, seed: int) -> None:
+def write_corpus(folder: Path, *, train: int, test: int, seed: int, reviews: int = 1) -> None:
     """Writes `train.jsonl` and `test.jsonl`, rows `{"text": ..., "label": 0 | 1}`, balanced and shuffled.
 
-    The same seed gives the same bytes.
+    A text is so many reviews with one label, of some 25 words each. The same seed gives the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", train), ("test", test)):
         rng = random.Random(f"{seed}/{part}")
-        rows = [{"text": _review(rng, label=i % 2), "label": i % 2} for i in range(count)]
+        rows = [
+            {"text": " ".join(_review(rng, label=i % 2) for _ in range(reviews)), "label": i % 2}
+            for i in range(count)
+        ]
         rng.shuffle(rows)
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{part}.jsonl").write_text(text, encoding="utf-8")
