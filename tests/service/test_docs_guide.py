@@ -17,7 +17,10 @@ from service.specs.experiment import validate
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 RUN = re.compile(r"stillhouse \w+|python -m benchmarks\.|command above|sweep of \[batch\]|[Ss]ame runs")
-CHOICES = ("Precision", "Distillation", "Batch", "Optimizer", "Parallel strategy", "Hardware")
+CHOICES = (
+    "Precision", "Distillation", "Encoder", "Inference format", "Binary weights", "Batch", "Optimizer",
+    "Parallel strategy", "Hardware",
+)  # fmt: skip
 
 
 def commands() -> list[list[str]]:
