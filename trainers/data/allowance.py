@@ -6,13 +6,18 @@ they raise `Spent` for a file that it does not cover, and before bytes that exce
 
 from __future__ import annotations
 
+import gzip
 import stat
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import BufferedIOBase
 from pathlib import Path
+
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
+"""What a gzip file raises that is cut off or is none."""
 
 
 class Spent(Exception):
@@ -21,6 +26,9 @@ class Spent(Exception):
 
 class Allowance:
     """What may still be read: bytes after decompression, time, and within `roots` (empty = anywhere)."""
+
+    rows_at_once = 256
+    """Rows of a Parquet file that are decoded at a time."""
 
     def __init__(self, size_bytes: int, seconds: float, roots: Sequence[Path] = ()) -> None:
         self.left_bytes = size_bytes
@@ -75,14 +83,25 @@ def require(path: Path) -> None:
         allowance.open(path)
 
 
-def read_bytes(path: Path) -> bytes:
+def opened(path: Path) -> BufferedIOBase:
+    """Opens a file, or what a file compressed with gzip holds."""
     require(path)
-    if (allowance := in_force()) is not None:
-        allowance.take(path.stat().st_size)
-    return path.read_bytes()
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    with opened(path) as stream:
+        if (allowance := in_force()) is None:
+            return stream.read()
+        content = stream.read(allowance.left_bytes + 1)
+        allowance.take(len(content))
+        return content
 
 
 def read_start(path: Path, size_bytes: int) -> bytes:
-    require(path)
-    with path.open("rb") as stream:
-        return stream.read(size_bytes)
+    """Returns the first bytes; none of a gzip file that is damaged, which its reader reports."""
+    try:
+        with opened(path) as stream:
+            return stream.read(size_bytes)
+    except DAMAGED:
+        return b""

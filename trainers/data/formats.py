@@ -1,17 +1,15 @@
 """Rows of a dataset, and readers of files of them: JSON lines, delimited text, Parquet, plain text.
 
 Every reader yields `Row`s with the fields as the file has them and raises `BadDataError` with file, line and
-field. JSON lines, delimited and plain text may be compressed with gzip.
+field. All but Parquet may be compressed with gzip.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,10 +19,10 @@ from typing import Any
 
 import orjson
 
-from trainers.data.allowance import in_force, lines_of, read_bytes, require
+from trainers.data.allowance import DAMAGED, in_force, lines_of, opened, read_bytes, require
 from trainers.errors import BadDataError
 
-_ROWS_OF_A_LOOK = 256  # Rows of a Parquet file that are decoded at a time where not all of it may be read
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,12 @@ def read_parquet(path: Path) -> Iterator[Row]:
     allowance = in_force()
     try:
         require(path)
-        with pyarrow.parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches() if allowance is None else table.iter_batches(_ROWS_OF_A_LOOK):
+        # Without a buffer, a column of a row group is read at once.
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=0 if allowance is None else _BUFFER_BYTES
+        ) as table:
+            rows = {} if allowance is None else {"batch_size": allowance.rows_at_once}
+            for batch in table.iter_batches(**rows):
                 if allowance is not None:
                     allowance.take(batch.nbytes)
                 columns = [
@@ -170,6 +172,7 @@ READERS = {
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,
     ".json": read_json_lines,
+    ".json.gz": read_json_lines,
     ".csv": read_csv,
     ".csv.gz": read_csv,
     ".tsv": read_tsv,
@@ -200,6 +203,8 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise BadDataError(_not_utf8(path, line, error)) from None
+    except DAMAGED as error:
+        raise BadDataError(_damaged(str(path), error)) from None
     except OSError as error:
         raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
     if not text.strip():
@@ -263,16 +268,17 @@ def _raw_lines(path: Path) -> Generator[bytes]:
     """Yields lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
     number = 0
     try:
-        require(path)
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with opened(path) as stream:
             for number, line in enumerate(lines_of(stream), 1):
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(
-            f"{path}, line {number + 1}: the gzip file is damaged ({error}); copy or compress it again"
-        ) from None
+    except DAMAGED as error:
+        raise BadDataError(_damaged(f"{path}, line {number + 1}", error)) from None
     except OSError as error:
         raise BadDataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _damaged(where: str, error: Exception) -> str:
+    return f"{where}: the gzip file is damaged ({error}); copy or compress it again"
 
 
 def _from_json(raw: bytes) -> Any:

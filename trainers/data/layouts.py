@@ -6,10 +6,11 @@ Imports no torch: the service fingerprints a dataset by the same rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
@@ -24,6 +25,9 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """What files call each part; of several names the first that exists is read."""
 
 RULES = 1  # Grows when a rule assigns an example to another part than before
+
+_NUMBERED = r"[-_.](?P<number>\d+)(?:-of-(?P<count>\d+))?(?![a-z0-9])"
+"""Behind a part's name, the number of a shard: `train-00003-of-00010.parquet`."""
 
 Found = TypeVar("Found")
 Readers = Mapping[str, Callable[[Path], Iterator[Row]]]  # Readers of tables by the end of the file's name
@@ -78,29 +82,80 @@ Layout = Callable[[Path], Mapping[str, SourcePart] | None]
 def files_in(
     path: Path,
     accept: Callable[[Path], bool],
-    named: Callable[[Path, str], Path | None],
+    named: Callable[[Path, str], Sequence[Path]],
     read: Callable[[Path], Iterator[Row]],
 ) -> Mapping[str, SourcePart] | None:
     """Returns one acceptable file as the training part, or those that `named` finds for the parts' names."""
     if path.is_file():
-        files: Mapping[str, Path] = {TRAIN: path} if accept(path) else {}
+        files: Mapping[str, Sequence[Path]] = {TRAIN: [path]} if accept(path) else {}
     else:
-        files = named_parts(partial(named, path))
+        files = named_parts(lambda name: named(path, name) or None)
     if TRAIN not in files:
         return None
-    return {part: SourcePart([file], partial(read, file)) for part, file in files.items()}
+    return {part: SourcePart(of, partial(_rows_of, of, read)) for part, of in files.items()}
+
+
+def _rows_of(files: Sequence[Path], read: Callable[[Path], Iterator[Row]]) -> Iterator[Row]:
+    return chain.from_iterable(map(read, files))
 
 
 def tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
     """Finds one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
-
-    def named(folder: Path, name: str) -> Path | None:
-        files = (folder / f"{name}{end}" for end in readers)
-        return next((file for file in files if file.is_file()), None)
-
     return files_in(
-        path, lambda file: ending(file) in readers, named, lambda file: readers[ending(file)](file)
+        path,
+        lambda file: ending(file) in readers,
+        partial(part_files, readers),
+        lambda file: readers[ending(file)](file),
     )
+
+
+def part_files(readers: Readers, folder: Path, name: str) -> Sequence[Path]:
+    """Returns `train.jsonl`, or its shards such as `train-00000-of-00010.jsonl`, or the files of `train/`."""
+    for end in readers:
+        if (file := folder / f"{name}{end}").is_file():
+            return [file]
+    inside = folder / name
+    files = _shards(name, _readable(folder, readers)) or (
+        _readable(inside, readers) if inside.is_dir() else []
+    )
+    for file in files:
+        if readers[ending(file)] != readers[ending(files[0])]:
+            raise BadDataError(
+                f"{file.parent}: {files[0].name} and {file.name} could both be of the {name} part; keep "
+                "the files of one format"
+            )
+    return files
+
+
+def _readable(folder: Path, readers: Readers) -> list[Path]:
+    files = (file for file in sorted(folder.iterdir()) if file.name[0] not in "._")
+    return [file for file in files if ending(file) in readers and file.is_file()]
+
+
+def _shards(name: str, files: Iterable[Path], before: str = "") -> list[Path]:
+    """Returns the files with a number behind the part's name, by number; `before` matches what precedes."""
+    pattern, shards = re.compile(before + name + _NUMBERED), dict[int, Path]()
+    counts: set[int] = set()
+    for file in files:
+        if (match := pattern.match(file.name.lower())) is None:
+            continue
+        if (other := shards.setdefault(int(match["number"]), file)) != file:
+            raise BadDataError(
+                f"{file.parent}: {other.name} and {file.name} are both shard {match['number']} of the {name} "
+                "part; keep one of them"
+            )
+        counts.add(int(match["count"] or 0))
+    ordered = [shards[number] for number in sorted(shards)]
+    if (count := max(counts, default=0)) and (len(counts) > 1 or len(shards) != count):
+        first = min(*shards, 1)
+        missing = next((number for number in range(first, first + count) if number not in shards), None)
+        raise BadDataError(
+            f"{ordered[0].parent}: {len(shards)} shards of the {name} part, but {ordered[-1].name} is "
+            f"one of {count}"
+            + ("" if missing is None else f"; number {missing} is missing")
+            + "; copy all shards of one series there"
+        )
+    return ordered
 
 
 def published_tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
@@ -108,21 +163,27 @@ def published_tables(path: Path, readers: Readers = READERS) -> Mapping[str, Sou
     with_text = {**readers, ".txt": readers[".tsv"]}
 
     def accept(file: Path) -> bool:
-        if ending(file) not in with_text:
-            return False
-        return file.suffix != ".txt" or "\t" in next((line for line, _ in read_lines(file)), "")
+        return ending(file) in with_text and (file.suffix != ".txt" or has_tabs(file))
 
     return files_in(path, accept, partial(loosely_named, accept), lambda file: with_text[ending(file)](file))
 
 
-def loosely_named(accept: Callable[[Path], bool], folder: Path, name: str) -> Path | None:
-    """Returns the acceptable file whose name contains one of a part's names as a word."""
+def has_tabs(file: Path) -> bool:
+    """Whether there are tabs in the first line."""
+    return "\t" in next((line for line, _ in read_lines(file)), "")
+
+
+def loosely_named(accept: Callable[[Path], bool], folder: Path, name: str) -> Sequence[Path]:
+    """Returns the acceptable file, or shards, whose name contains one of a part's names as a word."""
     word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
     matches = [path for path in sorted(folder.iterdir()) if word.search(path.name.lower())]
     matches = [path for path in matches if path.is_file() and accept(path)]
     if len(matches) > 1:
+        before = word.split(matches[0].name.lower())[0]
+        if len(shards := _shards(name, matches, re.escape(before))) == len(matches):
+            return shards
         raise BadDataError(
             f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; keep one "
             "of them in the folder"
         )
-    return matches[0] if matches else None
+    return matches

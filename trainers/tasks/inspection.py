@@ -122,7 +122,8 @@ class Lengths:
 
 @dataclass(slots=True)
 class PartContents:
-    files: Sequence[str]  # Files of the part, relative to the path
+    files: Sequence[str]  # First files of the part, relative to the path
+    file_count: int
     rows: int = 0
     whole: bool = True  # Whether all rows were read
     usable: int = 0  # Rows that the task can use
@@ -255,7 +256,8 @@ def _without_header(path: Path, task: TaskConfig) -> list[Row]:
     try:
         with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
             files = parts_at(path, task)["train"].files
-        if len(files) != 1 or ending(files[0]) not in {*HEADERLESS, ".txt"}:
+        ends = {ending(file) for file in files}
+        if not (ends <= HEADERLESS.keys() or (len(files) == 1 and ends == {".txt"})):
             return []
         rows = _first_rows(path, headerless)
     except (BadDataError, Spent):
@@ -329,7 +331,7 @@ def _read_part(source: SourcePart, task: TaskConfig, root: Path, count: CountTok
     files = [str(file.relative_to(root)) for file in source.files[:_SHOWN]]
     if len(source.files) > _SHOWN:
         files.append(f"and {len(source.files) - _SHOWN:,} others")
-    part = PartContents(files)
+    part = PartContents(files, len(source.files))
     texts: list[Sequence[str]] = []
     values: dict[str, list[Any]] = {}
     for row in _usable_rows(renamed(source.read(), task.columns), part):

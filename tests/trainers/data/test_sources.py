@@ -15,11 +15,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from tests.trainers.corpora import write_task
 from trainers.config import TaskConfig, Workspace
 from trainers.data.sources import open_source
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.reporting import NeverStop, NullSink
+from trainers.tasks import TASKS
 
 ROWS = [("A fine cup.", "pos"), ("A dull\u0085cup.", "neg")]
 
@@ -178,6 +180,94 @@ def test_a_long_text_is_a_field_of_csv(open_at):
 def test_tab_separated_quotes_have_no_meaning(open_at):
     write(open_at.folder / "train.tsv", 'text\tlabel\nSaid "yes\t1\n')
     assert rows_of(open_at()) == [('Said "yes', "1")]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"),
+        ("train-1-of-2.jsonl.gz", "train-2-of-2.jsonl"),
+        ("train-9.jsonl.gz", "train-10.jsonl.gz"),
+        ("train-00000-of-00002-a09b74b3.parquet", "train-00001-of-00002-0f3e.parquet"),
+        ("train/a.jsonl", "train/b.jsonl.gz"),
+        ("my_train_0.csv", "my_train_1.csv"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_shards_are_one_part(open_at, names):
+    for name, row in zip(names, ROWS, strict=True):
+        file = open_at.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("parquet"):
+            parquet.write_table(pyarrow.table({"text": [row[0]], "label": [row[1]]}), file)
+            continue
+        content = json_lines([row]) if "jsonl" in name else f"text,label\n{','.join(row)}\n"
+        write(file, gzip.compress(content.encode()) if name.endswith("gz") else content)
+    write(open_at.folder / "train" / "_SUCCESS" if "/" in names[0] else open_at.folder / "notes.md", "x")
+    write(open_at.folder / "test-00000-of-00001.jsonl", json_lines(ROWS[:1]))
+    source = open_at(task="classification")
+    assert rows_of(source) == ROWS
+    assert (source.parts["train"].files, source.parts["test"].files) == (2, 1)
+    with (open_at.folder / names[1]).open("ab") as stream:
+        stream.write(b"\n")
+    assert open_at(task="classification").parts["train"] != source.parts["train"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"),
+            r"2 shards .* number 1 is missing; copy",
+        ),
+        (
+            ("train-00000-of-00001.jsonl", "train-00001-of-00002.jsonl"),
+            r"2 shards .* is one of 2; copy all shards",
+        ),
+        (("train-0.jsonl", "train-00.jsonl.gz"), r"train-0.jsonl and train-00.jsonl.gz are both shard 00?"),
+        (("train-0.jsonl", "train-1.csv"), r"train-0.jsonl and train-1.csv could both be of the train part"),
+        (("train/0.jsonl", "train/1.csv"), r"train: 0.jsonl and 1.csv could both be of the train part"),
+        (
+            ("wnut16train.csv", "wnut17train.csv"),
+            r"wnut16train.csv and wnut17train.csv could both be the train",
+        ),
+    ],
+)
+def test_shards_that_are_no_whole_are_refused(open_at, names, message):
+    for name in names:
+        write(open_at.folder / name, b"" if name.endswith("gz") else json_lines(ROWS))
+    with pytest.raises(BadDataError, match=message):
+        open_at(task="classification")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_reads_shards(open_at, task):
+    write_task(open_at.folder.parent / "whole", task)
+    rows = [dict(row.fields) for row in open_at("whole", task=task).rows("train")]
+    for number in range(2):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[number::2])
+        write(open_at.folder / f"train-{number:05d}-of-00002.jsonl.gz", gzip.compress(lines.encode()))
+    found = [dict(row.fields) for row in open_at(task=task).rows("train")]
+    assert found == [*rows[::2], *rows[1::2]]
+
+
+@pytest.mark.parametrize(("task", "name"), [("squad_v2", "train-v2.0.json"), ("tariff", "codes.csv")])
+def test_official_files_may_be_compressed(open_at, task, name):
+    if task == "squad_v2":
+        write_task(open_at.folder, task)
+    else:
+        write(open_at.folder / name, "HTS Number,Indent,Description\n0101.21,0,Horses\n")
+    before = [dict(row.fields) for row in open_at(task=task).rows("train")]
+    content = (open_at.folder / name).read_bytes()
+    (open_at.folder / name).unlink()
+    write(open_at.folder / f"{name}.gz", gzip.compress(content))
+    assert [dict(row.fields) for row in open_at(task=task).rows("train")] == before
+
+
+def test_a_damaged_official_file_is_named(open_at):
+    write(open_at.folder / "train-v2.0.json.gz", gzip.compress(b'{"data": []}')[:-9])
+    with pytest.raises(BadDataError, match=r"train-v2\.0\.json\.gz: the gzip file is damaged"):
+        list(open_at(task="squad_v2").rows("train"))
 
 
 def test_corpus_layout(open_at):

@@ -19,14 +19,13 @@ from safetensors.torch import load_file
 
 from trainers.data import tokenizers
 from trainers.data.batches import Batch, collate
-from trainers.data.sources import load_splits
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.loop import evaluation
 from trainers.model_kinds.heads import IGNORED
 from trainers.models.origin import Folder, Preset
 from trainers.reporting import NeverStop, NullSink
-from trainers.tasks import TASKS, base
+from trainers.tasks import base
 from trainers.tasks.mlm.task import GuessScoring
 
 WORDS = [a + b for a in ("ka", "lo", "mi", "ne", "su") for b in ("ra", "ti", "vo", "xe")]
@@ -113,6 +112,29 @@ def test_one_file_is_divided_by_text_and_nothing_is_lost(configured, folder):
     assert 5 < len(numbers[1]) < 32
 
 
+def test_the_penn_treebank_is_read_as_it_was_written(configured, folder):
+    line = " the <unk> did n't say `` N days '' , he said \n"
+    for part in ("train", "valid", "test"):
+        (folder / f"ptb.{part}.txt").write_text(line * 20)
+    (folder / "vocab.txt").write_text(
+        "\n".join([*tokenizers.SPECIAL, "the", "did", "n", "'", "t", "say", '"', "days", ",", "he", "said"])
+    )
+    task = {"detokenise": "penn_treebank", "overlap": "allow"}
+    data, _ = prepare(configured(task=task), Folder(folder))
+    tokenizer = tokenizers.load(data.tokenizer.parent)
+    one = [tokenizer.id_to_token(token) for token in data.train.tokens[1:16].tolist()]
+    assert (
+        one
+        == """the [UNK] didn ' t say " [UNK] days " , he said [SEP] the""".replace("didn", "[UNK]").split()
+    )
+    batch = collate(data.train, np.arange(len(data.train)), data.pad_id, 1)
+    guessed = data.transform(batch, seed=0, epoch=0)
+    unknown = tokenizer.token_to_id("[UNK]")
+    assert not (guessed.labels == unknown).any()
+    plain, _ = prepare(configured(task={"overlap": "allow"}), Folder(folder))
+    assert plain.identity["detokenise"] == "none"
+
+
 def test_sizes_count_sequences_and_reading_ends_when_they_are_there(configured, folder, monkeypatch):
     monkeypatch.setattr("trainers.tasks.mlm.task._BATCH_CHARACTERS", 500)
     (folder / "train.jsonl").write_text(
@@ -189,17 +211,6 @@ def test_a_vocabulary_without_mask_is_refused(configured, folder):
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"]))
     with pytest.raises(BadSpecError, match=r"has no mask_token"):
         prepare(configured(task={"validation_fraction": 0.4}), Folder(folder))
-
-
-def test_hub_id_may_name_a_configuration(monkeypatch):
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    asked = []
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *names, **options: asked.append(names) or {"train": "rows"}
-    )
-    for name in (TASKS["mlm"].hub_id, "stanfordnlp/imdb"):
-        assert load_splits(name, offline=True) == {"train": "rows"}
-    assert asked == [("Salesforce/wikitext", "wikitext-2-raw-v1"), ("stanfordnlp/imdb", None)]
 
 
 def guesses(labels, logits):

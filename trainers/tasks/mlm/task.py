@@ -22,6 +22,7 @@ from trainers.data.cache import FileSet, cached_folder, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
+from trainers.data.prose import UNKNOWN, detokenised
 from trainers.data.selection import hashes, normal, numbered_names
 from trainers.data.sources import Source, open_source, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
@@ -68,8 +69,9 @@ class Mlm(Task):
 
         def build(folder: Path) -> None:
             # The test part first: what it has, the others leave out.
+            unknown = special.names.get("unk_token", "")
             for part in reversed(corpus.parts):
-                _pack(corpus, part, tokenizer, task, folder, report)
+                _pack(corpus, part, tokenizer, unknown, task, folder, report)
             if TEST in corpus.parts:
                 (folder / _UNITS).write_text(
                     json.dumps(_sequence_names(TokenSet.open(folder, TEST))), encoding="utf-8"
@@ -183,6 +185,7 @@ class _Corpus:
         self._rule = split_rule(source.parts, task.test)
         self.parts = (TRAIN, VALIDATION) if self._rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
         self.name = source.name
+        self.form = task.own(MaskFields).detokenise
         self.notes: list[str] = []
         self._seen: dict[int, str] = {}
 
@@ -193,6 +196,7 @@ class _Corpus:
             "validation_fraction": task.validation_fraction if self._divided else "own part",
             "split_seed": task.split_seed if self._divided else "own part",
             "overlap": overlap_policy(task),
+            "detokenise": self.form,
             **source_identity(source, task),
         }
 
@@ -201,7 +205,7 @@ class _Corpus:
         for row in self._source.rows(self._read_from(part)):
             text = _text_of(row)
             if text is not None and self._part_of(text, part) == part:
-                yield text
+                yield detokenised(text, self.form)
 
     def _read_from(self, part: str) -> str:
         if part == TEST and self._rule is SplitRule.half:
@@ -303,7 +307,8 @@ def _beginning(corpus: _Corpus) -> list[str]:
     texts: list[str] = []
     size = 0
     for piece in corpus.pieces(TRAIN):
-        texts.extend(piece)
+        # A vocabulary has its own token for what is unknown.
+        texts.extend(piece if corpus.form == "none" else (text.replace(UNKNOWN, "") for text in piece))
         size += sum(map(len, piece))
         if size >= _SAMPLE_CHARACTERS:
             break
@@ -316,6 +321,7 @@ def _pack(
     corpus: _Corpus,
     part: str,
     tokenizer: Tokenizer,
+    unknown: str,
     task: TaskConfig,
     folder: Path,
     report: Callable[[str], None],
@@ -328,6 +334,8 @@ def _pack(
     done = 0
     with closing(TokenWriter(folder, part, dtype)) as writer, closing(corpus.pieces_apart(part)) as pieces:
         for texts in pieces:
+            if corpus.form != "none":
+                texts = [text.replace(UNKNOWN, unknown) for text in texts]
             full = packer.add(*encode(texts))[: wanted - done]
             writer.append(full, np.full(len(full), task.max_length))
             done += len(full)

@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import Field
 
 from trainers.data.allowance import read_start
-from trainers.data.formats import Row, read_json
+from trainers.data.formats import Row, ending, read_json
 from trainers.data.layouts import SourcePart, files_in
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
 
 _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
+_ENDS = (".json", ".json.gz")
 _SNIFFED_BYTES = 4096
 _OF_SOME = Score("1", better="higher", share="some")
 
@@ -45,19 +46,19 @@ def _members(node: Any, name: str, where: str, joint: str) -> Iterator[tuple[dic
         yield member, place
 
 
-def _named(folder: Path, name: str) -> Path | None:
-    files = sorted(file for file in folder.glob(f"{name}-v*.json") if file.is_file())
-    plain = folder / f"{name}.json"
-    if plain.is_file() and _is_official(plain):
-        files.append(plain)
+def _named(folder: Path, name: str) -> list[Path]:
+    files = sorted(file for end in _ENDS for file in folder.glob(f"{name}-v*{end}") if file.is_file())
+    files += (file for end in _ENDS if _is_official(file := folder / f"{name}{end}"))
     if len(files) > 1:
         shown = ", ".join(file.name for file in files)
         raise BadDataError(f"{folder}: {shown} could each be the {name} part; keep only one")
-    return files[0] if files else None
+    return files
 
 
 def _is_official(path: Path) -> bool:
-    return path.suffix == ".json" and _OFFICIAL.match(read_start(path, _SNIFFED_BYTES)) is not None
+    if ending(path) not in _ENDS or not path.is_file():
+        return False
+    return _OFFICIAL.match(read_start(path, _SNIFFED_BYTES)) is not None
 
 
 class SpanFields(OwnFields):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainers.data.allowance import read_start
-from trainers.data.formats import Row, read_csv, read_json
+from trainers.data.formats import Row, ending, read_csv, read_json
 from trainers.data.layouts import SourcePart
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
@@ -28,7 +28,7 @@ _UK_LISTS = ("synonyms", "colloquial_terms", "known_brands")
 
 def official(path: Path) -> Mapping[str, SourcePart] | None:
     """Finds one official file, or a folder with any of them, whose rows are then taken together."""
-    if path.is_dir() and any(path.glob("train.*")):
+    if path.is_dir() and (any(path.glob("train[-.]*")) or (path / "train").is_dir()):
         return None
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     by_file = {file: reader for file in files if file.is_file() and (reader := _reader_of(file)) is not None}
@@ -39,13 +39,14 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
 
 
 def _reader_of(file: Path) -> Reader | None:
-    if file.suffix == ".csv":
+    form = ending(file).removesuffix(".gz")
+    if form == ".csv":
         start = read_start(file, _SNIFFED_BYTES).decode("utf-8-sig", "replace")
         columns = set(next(csv.reader(start.splitlines()[:1]), []))
         if columns >= _HARMONIZED:
             return read_harmonized_system
         return read_us_tariff if columns >= _US else None
-    if file.suffix == ".json":
+    if form == ".json":
         opening = read_start(file, _SNIFFED_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
         return read_uk_commodities if opening.startswith(b"[") else None
     return None

@@ -23,9 +23,9 @@ def official(path: Path) -> Mapping[str, SourcePart] | None:
     complete.
     """
 
-    def named(end: str, folder: Path, name: str) -> Path | None:
+    def named(end: str, folder: Path, name: str) -> list[Path]:
         file = folder / f"WikiQA-{name}{end}"
-        return file if file.is_file() else None
+        return [file] if file.is_file() else []
 
     forms = (
         files_in(path, lambda file: False, partial(named, ".tsv"), read_tsv),
