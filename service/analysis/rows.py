@@ -236,7 +236,7 @@ class Rows:
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
         finished = self._finished
-        notes = self._part_notes(metrics)
+        notes = [*self._part_notes(metrics), *self._data_notes()]
         for metric in metrics:
             absent = self._is_finished & np.isnan(self._column(metric.name))
             without = [self.run_table.runs[at] for at in np.flatnonzero(absent).tolist()]
@@ -286,6 +286,30 @@ class Rows:
             why = "no run has test figures" if everyone else f"without test figures: {_runs(without)}"
         count = self._examples("validation_examples")
         return [f"judged by {name} on validation{f' ({count} examples)' if count else ''}: {why}"]
+
+    def _data_notes(self) -> list[str]:
+        axes = self.run_table.data_axes
+        if not axes:
+            return []
+        own = "validation" if self.judged_by.name == self.validated_by.name else "test"
+        files = {
+            next(
+                (
+                    facts[f"{part}.sha256"]
+                    for part in (own, "validation", "train")
+                    if f"{part}.sha256" in facts
+                ),
+                "",
+            )
+            for run in self._finished
+            if (facts := self.run_table.data.get(run.id))
+        }
+        if len(files) < 2:
+            return []
+        return [
+            f"each value of {', '.join(map(short_name, axes))} is judged on its own {own} data, so "
+            f"a difference may be one of these; with the same {own} file in each, only training differs"
+        ]
 
     def _examples(self, name: str) -> str:
         """Number of examples that finished runs were judged on; the fewest and the most where it differs."""

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from service.analysis.answers import EVERYTHING, AnalysisError, NotComparable, Selection
 from service.db import schema
-from service.domain.grid import AxisValue, varied_fields
+from service.domain.grid import AxisValue, fields_of, varied_fields
 from service.domain.ledger import Sum
 from service.domain.metrics import finite
 from service.domain.neighbours import Neighbour, disturbances
@@ -33,6 +33,8 @@ _OF_THE_CONFIGURATION = frozenset({"max_length", "tokenizer.sha256"})
 """Facts of the data as it is fed that belong to what is compared, not to the question."""
 _OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.train_examples"}
 """Facts that may differ when the axis that sets them is one of the grid's."""
+_DATA_FIELDS = frozenset({"task.path", "task.detokenise"})
+"""Fields that choose the data: where an experiment has one of them as an axis, each value has its own."""
 UnitScores = Callable[[Run], Mapping[str, float] | None]
 """Each test unit's share of a run's headline, by the unit's name; None where that is not known."""
 _ENVIRONMENT = (
@@ -99,6 +101,17 @@ class RunTable:
     def axes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for run in self.runs for name in run.point))
 
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Axes over the data, which an experiment itself has: a difference between two is an accident."""
+        return tuple(
+            axis
+            for axis in self.axes
+            if _DATA_FIELDS.intersection(fields_of(axis))
+            and len({(run.experiment_id, run.point.get(axis)) for run in self.runs})
+            > len({run.experiment_id for run in self.runs})
+        )
+
     def check_comparable(self) -> None:
         if self.left_out and not any(run.state in RUN_STATES_WITH_RESULT for run in self.runs):
             count = len(self.left_out)
@@ -116,12 +129,14 @@ class RunTable:
                 "tasks with: stillhouse tasks"
             )
         varied = varied_fields(self.axes)
-        seen: dict[str, tuple[Any, int]] = {}
+        data_axes = self.data_axes
+        seen: dict[tuple[AxisValue | None, ...], tuple[Any, int]] = {}
         for run in self.runs:
+            dataset = tuple(run.point.get(axis) for axis in data_axes)
             for name, value in self.data.get(run.id, {}).items():
                 if name in _OF_THE_CONFIGURATION or _OF_AN_AXIS.get(name) in varied:
                     continue
-                first, number = seen.setdefault(name, (value, run.id))
+                first, number = seen.setdefault((*dataset, name), (value, run.id))
                 if first != value:
                     raise NotComparable(
                         f"the runs differ in their data: {name} is {_short(first)} in run:{number} "

@@ -370,6 +370,25 @@ def test_data_may_differ_by_the_axis_that_sets_it() -> None:
         rows(run(1, FP32, 0), run(2, BF16, 0), data=data)
 
 
+def test_an_axis_over_the_data_compares_corpora_and_says_what_they_are_judged_on() -> None:
+    runs = [
+        run(2 * seed + at, {"task.path": path}, seed, accuracy=0.5, test_score=0.5)
+        for seed in (0, 1)
+        for at, path in ((1, "old"), (2, "new"))
+    ]
+    data = {of.id: {"train.sha256": str(of.point["task.path"]), "test.sha256": "same"} for of in runs}
+    own = {id: {**facts, "test.sha256": facts["train.sha256"]} for id, facts in data.items()}
+    said = "each value of path is judged on its own test data, so a difference may be one of these; with the"
+    for facts, expected in ((data, 0), (own, 1)):
+        table = rows(*runs, data=facts)
+        assert len([note for note in notes(table, "cost_usd") if note.startswith(said)]) == expected
+    with pytest.raises(NotComparable, match=r"train\.sha256 is old in run:1 and other in run:3"):
+        rows(*runs, data={**data, 3: {**data[3], "train.sha256": "other"}})
+    apart = [run(1, {"task.path": "old"}, 0), run(2, {"task.path": "new"}, 0, experiment_id=9)]
+    with pytest.raises(NotComparable, match=r"train\.sha256 is old"):
+        rows(*apart, data=data)
+
+
 @pytest.mark.parametrize(("count", "words"), [(1, "1 was"), (2, "2 were")])
 def test_when_no_undisturbed_run_has_a_result_the_answer_says_what_to_do(count: int, words: str) -> None:
     gone = tuple(run(id, FP32, id, experiment_id=7) for id in range(1, 1 + count))

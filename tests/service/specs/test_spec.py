@@ -350,6 +350,8 @@ def test_data_is_judged_by_grid_point_where_it_is_an_axis() -> None:
     assert path == "task.path"
     assert message.startswith('grid point {"task.name":"tariff"}: task tariff has no dataset')
     assert not problems("name: a\ntask: {name: tariff}\nsearch: {axes: {task.path: [one.csv, two.csv]}}")
+    linked = "{task.path: [old, new], task.detokenise: [penn_treebank, none]}"
+    assert not problems(f"name: a\ntask: {{name: mlm}}\nsearch: {{together: [{linked}]}}")
 
 
 def test_a_half_precision_teacher_may_be_compared_over_hardware() -> None:
