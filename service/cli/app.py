@@ -107,6 +107,7 @@ for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(_NAMES.get(_function), rich_help_panel=_panel)(_function)
 app.add_typer(installation.database, name="db", rich_help_panel="Start")
+app.add_typer(data.corpus, name="corpus", rich_help_panel="Submit")
 app.add_typer(notifications.notify, name="notify", rich_help_panel="Inspect")
 app.add_typer(people.user, name="user", rich_help_panel="Team")
 app.add_typer(people.token, name="token", rich_help_panel="Team")

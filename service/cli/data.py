@@ -1,8 +1,9 @@
-"""`stillhouse inspect`: the content of a file or folder of data, and a spec to start from."""
+"""Commands about data: `inspect` shows what a folder holds, `corpus build` makes one of plain text."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -10,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.connection import read_settings
+from service.cli.connection import CommandGroup, read_settings
 from service.cli.terminal import Answer, ExitCode, Failure, argument, console, option, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from trainers.data.corpus import CorpusPlan, CorpusSource
     from trainers.tasks.inspection import DataContents
 
+corpus = CommandGroup(no_args_is_help=True, help="Build a corpus of plain text to pretrain on.")
 _LABELS, _FILES = 12, 8
 """Labels of a column, and files, that are listed."""
 _CUT_SHARE = 0.05
@@ -143,6 +146,8 @@ def _parts_table(contents: DataContents) -> Table:
     for part in contents.parts:
         table.add_column(part, justify="right", overflow="fold")
     parts = contents.parts.values()
+    if any(part.file_count > 1 for part in parts):
+        table.add_row("files", *(f"{part.file_count:,}" for part in parts))
     table.add_row("rows", *(f"{part.rows:,}{'' if part.whole else '+'}" for part in parts))
     table.add_row("usable", *(f"{part.usable:,}" for part in parts))
     table.add_row("empty texts", *(f"{part.empty:,}" for part in parts))
@@ -178,6 +183,7 @@ def _document(contents: DataContents, spec: Mapping[str, Any] | None) -> dict[st
         "parts": {
             name: {
                 "files": part.files,
+                "file_count": part.file_count,
                 "rows": part.rows,
                 "whole": part.whole,
                 "usable": part.usable,
@@ -201,3 +207,127 @@ def _document(contents: DataContents, spec: Mapping[str, Any] | None) -> dict[st
         "refused": contents.refused,
         "spec": spec,
     }
+
+
+# -- Building a corpus -----------------------------------------------------------------------------
+
+
+@corpus.command()
+def build(
+    folder: Path = argument(..., "Folder for the shards and their manifest.", metavar="FOLDER"),
+    source: list[str] = option(
+        ...,
+        "A file, a folder or hub:ID, with settings behind it: books,weight=2,documents=file,column=text,"
+        "detokenise=wikitext. Give it once for each source.",
+        metavar="SOURCE",
+    ),
+    shards: int = option(10, "Number of files, of all parts together.", min=2, max=99_999),
+    split: str = option("80/20", "Percent of the documents: TRAIN/TEST or TRAIN/VALIDATION/TEST."),
+    words: int = option(96, "Pack sentences into texts of at most so many words; 1 = each alone.", min=1),
+    least_words: int = option(20, "Leave out documents with fewer words.", min=1),
+    stop: str = option("last", "End with the first or the last source that is exhausted."),
+    seed: int = option(0, "Draws which shard a document is in.", min=0, max=2**32 - 1),
+) -> Answer:
+    """Build a corpus for mlm: clean, merge, split by document, write shards; repeat it after a kill."""
+    from trainers.data import corpus as building
+    from trainers.errors import TrainingError
+
+    shares = _shares(split)
+    if shards < len(shares):
+        raise Failure(f"--shards {shards} is fewer than the {len(shares)} parts; raise it", ExitCode.usage)
+    if stop not in ("first", "last"):
+        raise Failure(f"--stop '{stop}' is neither first nor last; give one of the two", ExitCode.usage)
+    plan = building.CorpusPlan(
+        [_source(text) for text in source], shares, shards, words, least_words, seed, stop
+    )
+    try:
+        manifest = _build(plan, folder)
+    except TrainingError as error:
+        raise Failure(str(error), ExitCode.usage) from None
+    except OSError as error:
+        raise Failure(
+            f"{error.filename or folder}: {error.strerror or error}; repeat the command to continue",
+            ExitCode.usage,
+        ) from None
+    return Answer(manifest, partial(_print_manifest, manifest, folder))
+
+
+def _shares(split: str) -> dict[str, float]:
+    from itertools import compress
+
+    percents = [float(part) if part.replace(".", "", 1).isdigit() else 0.0 for part in split.split("/")]
+    if len(percents) not in (2, 3) or min(percents) <= 0 or sum(percents) != 100:
+        raise Failure(
+            f"--split '{split}' is not two or three percentages that add up to 100; write 80/20 or 80/10/10",
+            ExitCode.usage,
+        )
+    names = compress(("train", "validation", "test"), (True, len(percents) == 3, True))
+    return {name: percent / 100 for name, percent in zip(names, percents, strict=True)}
+
+
+def _source(text: str) -> CorpusSource:
+    from trainers.data.corpus import DOCUMENTS, CorpusSource
+    from trainers.data.prose import DETOKENISERS
+
+    path, *settings = text.split(",")
+    given: dict[str, Any] = {}
+    values = {
+        "weight": None,
+        "column": None,
+        "documents": ("auto", *DOCUMENTS),
+        "detokenise": ("none", *DETOKENISERS),
+    }
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in values or not value:
+            raise Failure(
+                f"--source {path}: '{setting}' is not NAME=VALUE with one of {', '.join(values)}",
+                ExitCode.usage,
+            )
+        if (known := values[name]) is not None and value not in known:
+            raise Failure(
+                f"--source {path}: {name} '{value}' is unknown; use {', '.join(known)}", ExitCode.usage
+            )
+        given[name] = value
+    try:
+        weight = float(given.pop("weight", 1.0))
+    except ValueError:
+        weight = math.nan
+    if not 0.0 < weight < math.inf:
+        raise Failure(f"--source {path}: weight is not a positive number; write weight=2", ExitCode.usage)
+    return CorpusSource(path, weight, **given)
+
+
+def _build(plan: CorpusPlan, folder: Path) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from trainers.data import corpus as building
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(done: building.BuildProgress) -> None:
+            text = f"{done.documents:,} documents, {done.kept:,} kept"
+            bar.update(task, completed=done.characters, total=done.expected, description=text)
+
+        return building.build(plan, folder, report)
+
+
+def _print_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    from service.cli.terminal import print_table
+
+    for title, entries, figures in (
+        (
+            "source",
+            [(one["path"], one) for one in manifest["sources"]],
+            ("documents", "kept", "too_short", "duplicates"),
+        ),
+        ("part", manifest["parts"].items(), ("shards", "documents", "texts", "words", "size_bytes")),
+    ):
+        headings = [figure.replace("_", " ") for figure in figures]
+        rows = [[name, *(f"{counts[figure]:,}" for figure in figures)] for name, counts in entries]
+        print_table((title, *headings), rows, headings)
+        say("")
+    say(f"task: {{name: mlm, path: {_path_in_spec(folder.resolve())}}}")

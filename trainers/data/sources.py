@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -113,13 +114,13 @@ def _on_hub(name: str, task: TaskConfig, *, offline: bool) -> Source[FileSet]:
 
 
 def _fingerprint(name: str, table: Any) -> FileSet:
-    """Returns what the library computes from the dataset's revision and files."""
+    """Returns an identity that differs between commits, after which the library names its files' folder."""
+    commit = sorted({Path(file["filename"]).parent.name for file in table.cache_files})
     identity = [str(table.info.version), len(table), sorted(table.features), str(table.split)]
-    checksums = sorted(table.info.download_checksums or {})
-    return FileSet(1, int(table.info.dataset_size or 0), digest_of([name, identity, checksums]))
+    return FileSet(1, int(table.info.dataset_size or 0), digest_of([name, identity, commit]))
 
 
-def load_splits(name: str, *, offline: bool) -> Any:
+def load_splits(name: str, *, offline: bool, **options: Any) -> Any:
     """Loads a dataset by hub id, such as `stanfordnlp/imdb` or `Salesforce/wikitext:wikitext-2-raw-v1`."""
     # Imported here: only runs on hub data pay for the import.
     import datasets
@@ -133,14 +134,31 @@ def load_splits(name: str, *, offline: bool) -> Any:
     before = datasets.config.HF_HUB_OFFLINE
     datasets.config.HF_HUB_OFFLINE = offline or before
     try:
-        return datasets.load_dataset(
-            identifier,
-            configuration or None,
-            download_config=datasets.DownloadConfig(local_files_only=offline, disable_tqdm=True),
-        )
+        with _explained(name, offline=offline):
+            return datasets.load_dataset(
+                identifier,
+                configuration or None,
+                download_config=datasets.DownloadConfig(local_files_only=offline, disable_tqdm=True),
+                **options,
+            )
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+def open_stream(name: str, revision: str | None = None) -> tuple[Any, str]:
+    """Returns the training split of a dataset as a stream of rows, and the commit that it is of."""
+    import huggingface_hub
+
+    with _explained(name):
+        revision = revision or str(huggingface_hub.HfApi().dataset_info(name.partition(":")[0]).sha)
+    return load_splits(name, offline=False, split=TRAIN, streaming=True, revision=revision), revision
+
+
+@contextmanager
+def _explained(name: str, *, offline: bool = False) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise BadDataError(
             not_from_hub("dataset", name, error, offline=offline, local="local path")
         ) from error
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before

@@ -117,6 +117,21 @@ def test_a_task_is_found_in_a_corpus_of_its_own(
     valid(found["spec"], tmp_path)
 
 
+def test_shards_of_a_part_are_counted_and_the_form_of_the_text_is_found(
+    inspect: Callable[..., Any], tmp_path: Path
+) -> None:
+    for number in range(4):
+        write(
+            tmp_path / "mine", f"train-{number}-of-4.txt", lambda rng: f"{sentence(rng)} <unk> did n't see N"
+        )
+    found = inspect("--json")
+    assert found["parts"]["train"]["file_count"] == 4
+    assert found["parts"]["train"]["files"][:2] == ["train-0-of-4.txt", "train-1-of-4.txt"]
+    assert found["spec"]["task"]["detokenise"] == "penn_treebank"
+    valid(found["spec"], tmp_path)
+    assert re.search(r"^files +4$", inspect(), re.MULTILINE)
+
+
 def test_labels_lengths_duplicates_and_empty_texts_are_counted(
     inspect: Callable[..., Any], tmp_path: Path
 ) -> None:
