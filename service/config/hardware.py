@@ -84,6 +84,12 @@ class Hardware(DeviceRates):
             return None
         return f"{self.name} does not support {precision}; it supports {', '.join(self.precisions)}"
 
+    @property
+    def why_not_here(self) -> str | None:
+        if self.too_old_for is None:
+            return None
+        return f"'{self.name}' is listed for comparison only: {self.too_old_for} does not support it"
+
     def why_not_workers(self, workers: int) -> str | None:
         if not self.topologies or workers in self.topologies:
             return None
@@ -95,9 +101,6 @@ class Hardware(DeviceRates):
 
     def pricing(self, cpus_per_worker: int, *, shared: bool = False) -> DevicePricing:
         """Returns the rates of one worker; `shared` = other runs may use the device at the same time."""
-        if self.too_old_for is not None:
-            why = f"{self.too_old_for} does not support it"
-            raise ValueError(f"hardware '{self.name}' is listed for comparison only: {why}")
         return DevicePricing(
             **self.model_dump(include=set(DeviceRates.model_fields)),
             hardware=self.name,

@@ -58,9 +58,11 @@ def _hardware_problems(spec: SpecFields, catalogue: Mapping[str, Hardware]) -> I
         return  # Each grid point is checked on its own.
     try:
         hardware = lookup(spec.hardware, catalogue)
-        hardware.pricing(spec.resources.cpus_per_worker)
     except ValueError as error:
         yield Problem("unknown-hardware", "hardware", str(error))
+        return
+    if hardware.why_not_here is not None:
+        yield _invalid("hardware", hardware.why_not_here)
         return
     if "model.encoder" not in spec.search.fields:
         for field, where, encoder in _encoders(spec):

@@ -15,6 +15,7 @@ from service.config.document import SpecError, parse
 from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.domain.metrics import METRICS
+from service.planner.preview import planned_runs
 from service.scheduling.admission import checked_plans, read_spec
 from service.specs.experiment import ExperimentSpec
 from trainers.metrics import DECLARED
@@ -28,7 +29,7 @@ CELLS = {
     "chen-skold-table-4-10": 3,
     "chen-skold-table-4-13": 2,
     "chen-skold-table-4-14": 3,
-    "chen-skold-table-4-16": 4 * 24 + 10,  # Four GPUs, and one TPU for the study's two
+    "chen-skold-table-4-16": 4 * 24 + 2 * 10 + 10,  # Four GPUs, the study's two TPUs, and one that can run
     "chen-skold-table-4-2": 2,
     "chen-skold-table-4-6": 2,
     "chen-skold-table-4-7": 2,
@@ -109,6 +110,17 @@ def test_printed_rows_are_cells_with_figures_that_runs_have(path: Path) -> None:
 
 def _fits(point: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
     return all(name in point and _same(point[name], value) for name, value in at.items())
+
+
+def test_cells_of_devices_that_nothing_trains_on_are_refused_with_the_reason_and_others_are_not() -> None:
+    spec = read_spec((FOLDER / "chen-skold-table-4-16.yaml").read_bytes(), CATALOGUE)
+    refused: dict[str, set[str]] = {}
+    for plan in spec.runs(CATALOGUE):
+        if plan.refusal is not None:
+            refused.setdefault(str(plan.point["hardware"]), set()).add(plan.refusal.reason)
+    why = "is listed for comparison only: torch-tpu, which starts at v4, does not support it"
+    assert refused == {name: {f"hardware: '{name}' {why}"} for name in ("TPUv2", "TPUv3")}
+    assert sum(run.feasible is False for run in planned_runs(spec, CATALOGUE, None)) == 20
 
 
 def test_published_figures_are_those_of_the_tables() -> None:

@@ -67,7 +67,7 @@ def test_measured_fractions_of_the_power_limit_have_a_source() -> None:
     fractions = {
         name: one.power_fraction for name, one in CATALOGUE.items() if one.power_fraction_source is not None
     }
-    assert fractions.pop("P100-PCIE-16GB") == 0.69
+    assert (fractions.pop("P100-PCIE-16GB"), fractions.pop("TPUv3")) == (0.69, 0.49)
     assert set(fractions.values()) == {0.9}
     assert {"A40", "Quadro-RTX6000", "V100-PCIE-16GB", "V100-SXM2-32GB"} <= fractions.keys()
     assert CATALOGUE["V100-PCIE-16GB"].modelled_w == pytest.approx(225.0)

@@ -206,7 +206,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("parallel: {strategy: ddp, workers: {min: 5, max: 7}}", "invalid-value", "", "from 5 to 7 divides"),
         ("batch: {micro_size: 3}", "invalid-value", "", "divisor of 16"),
         ("hardware: A1000", "unknown-hardware", "hardware", "did you mean 'A100'?"),
-        ("hardware: TPUv3", "unknown-hardware", "hardware", "TPU"),
+        ("hardware: TPUv3", "invalid-value", "hardware", "torch-tpu, which starts at v4"),
         ("hardware: T4\nprecision: bf16", "precision-not-on-hardware", "precision", "fp32, fp16"),
         ("seeds: []", "out-of-range", "seeds", "at least 1"),
         ("seeds: [1, 1]", "invalid-value", "seeds", "twice"),
