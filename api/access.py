@@ -54,6 +54,7 @@ class On(StrEnum):
     deleted = "deleted"  # One that may have been deleted
     run = "run"
     project = "project"
+    study = "study"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ MANAGE_DELETED = _needs(Action.manage_own, On.deleted)
 ORGANISE = _needs(Action.organise, On.experiment)
 SEE_RUN = _needs(Action.see, On.run)
 MANAGE_RUN = _needs(Action.manage_own, On.run)
+SEE_STUDY = _needs(Action.see, On.study)
+MANAGE_STUDY = _needs(Action.manage_own, On.study)
 SEE_PROJECT = _needs(Action.see, On.project)
 MANAGE_PROJECT = _needs(Action.manage_project, On.project)
 ADMINISTER = _needs(Action.administer)
@@ -310,7 +313,7 @@ _ID = TypeAdapter(Annotated[int, Field(ge=1, le=MAX_ID)])
 
 def _ids(on: On, request: Request) -> list[int]:
     """Returns the numbers of the objects that a request names, in order; none when one is not a number."""
-    texts = [request.path_params["run_id" if on is On.run else "experiment_id"]]
+    texts = [request.path_params[f"{on}_id" if on in (On.run, On.study) else "experiment_id"]]
     if on is On.experiments:
         texts += request.query_params.getlist("also")
     try:
@@ -320,9 +323,9 @@ def _ids(on: On, request: Request) -> list[int]:
 
 
 def _belongings(store: Store, on: On, ids: Sequence[int]) -> dict[int, Belonging]:
-    if on is On.run:
+    if on in (On.run, On.study):
         (id,) = ids
-        found = store.runs.belonging(id)
+        found = (store.runs if on is On.run else store.studies).belonging(id)
         return {} if found is None else {id: found}
     if on is On.deleted:
         (id,) = ids

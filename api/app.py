@@ -26,6 +26,7 @@ from api.routes import (
     queue,
     runs,
     specs,
+    studies,
     system,
     views,
 )
@@ -74,8 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def include_routes(app: FastAPI) -> None:
-    modules = experiments, analysis, runs, queue, specs, views, people, projects, notifications, system, pages
-    for module in modules:
+    of_experiments = experiments, studies, analysis, runs, queue, specs, views
+    for module in (*of_experiments, people, projects, notifications, system, pages):
         app.include_router(module.router)
     for router in (
         experiments.across,

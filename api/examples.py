@@ -36,6 +36,7 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
     ExperimentDetail: {
         **_EXPERIMENT,
         "totals": {"cost_usd": 1.24, "energy_kwh": 0.31, "device_hours": 2.5, "overhead_usd": 0.04},
+        "study": None,
         "waiting": None,
     },
     Points: {

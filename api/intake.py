@@ -22,13 +22,14 @@ from cachetools.func import ttl_cache
 
 from api.access import Caller, refuse_submission
 from api.problems import ProblemError
-from service.config.document import Problem, SpecError
+from service.config.document import Problem, SpecError, parse
 from service.config.hardware import Hardware
 from service.config.settings import Settings
-from service.db.errors import ReplayOfDeleted
+from service.db.errors import NotFound, ReplayOfDeleted
 from service.domain.access import DEFAULT_POOL, UserKind
 from service.domain.records import Experiment
 from service.domain.shares import month_of
+from service.domain.studies import StudyDetail
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit, read_spec
 from service.scheduling.cluster import ClusterSnapshot, require_pool
@@ -43,7 +44,8 @@ from service.specs.project_limits import (
     refused_priority,
     spent_budget,
 )
-from service.store import Keyed, NewExperiment, Store, StoreError, body_sha256
+from service.specs.study import in_part, parse_study, part_text
+from service.store import Keyed, NewExperiment, NewPart, NewStudy, Store, StoreError, body_sha256
 
 _CLUSTER_MAX_AGE_S = 2.0
 _PROJECTS_MAX_AGE_S = 1.0
@@ -243,35 +245,86 @@ class Intake:
         return self.store.submissions.submit(new)
 
     def _admit(self, request: _Request, roots: Roots, *, light: bool) -> NewExperiment:
-        now_s = time.time()
         spec = read_spec(request.text, self.catalogue)
-        self.projects.refuse(request.caller, spec)
+        return self._admitted(
+            spec, request.text.decode(), request.caller, request.idempotency_key, roots, light=light
+        )
+
+    def _admitted(
+        self,
+        spec: ExperimentSpec,
+        text: str,
+        caller: Caller,
+        idempotency_key: str | None,
+        roots: Roots,
+        *,
+        light: bool = False,
+        find_runs: bool = True,
+    ) -> NewExperiment:
+        """`find_runs` False: the numbers of runs in the spec stand for others."""
+        self.projects.refuse(caller, spec)
         if light and not _is_light(spec):
             raise _TooHeavy
         if problems := budget_problems(spec, self.store, self.catalogue):
             raise SpecError(problems)
         snapshot = self.cluster.read(spec.pool)
-        visible = request.caller.visible
         plans, reuse = admit(
             spec,
             self.settings,
             self.catalogue,
             snapshot,
-            now_s=now_s,
-            find_run=functools.partial(self.store.runs.find, visible=visible),
-            find_equal=functools.partial(self.store.runs.equal, visible=visible),
+            now_s=time.time(),
+            find_run=functools.partial(self.store.runs.find, visible=caller.visible) if find_runs else None,
+            find_equal=functools.partial(self.store.runs.equal, visible=caller.visible),
             roots=roots,
             may_read=not light,
         )
         return NewExperiment(
             spec,
             plans,
-            request.text.decode(),
-            request.caller.owner,
-            request.idempotency_key,
+            text,
+            caller.owner,
+            idempotency_key,
             reuse,
-            request.caller.actor,
+            caller.actor,
             self.projects.limits(spec.project).queued_runs_per_user,
+        )
+
+    async def submit_study(
+        self, text: bytes, caller: Caller, idempotency_key: str | None
+    ) -> tuple[StudyDetail, bool]:
+        """Checks a study whole and stores it; returns after the commit, with whether it is new."""
+        return await self.checks.heavy(functools.partial(self._submit_study, text, caller, idempotency_key))
+
+    def _submit_study(
+        self, text: bytes, caller: Caller, idempotency_key: str | None
+    ) -> tuple[StudyDetail, bool]:
+        if idempotency_key is not None:
+            earlier = self.store.studies.replay(Keyed(caller.owner, idempotency_key, body_sha256(text)))
+            if earlier is not None:
+                if not caller.visible.includes(earlier.project):
+                    raise NotFound("study", earlier.id)
+                return earlier, False
+        study = parse_study(parse(text), self.catalogue)
+        parts: list[NewPart] = []
+        problems: list[Problem] = []
+        for name, part in study.parts.items():
+            document, spec = study.outlines[name]
+            written = part_text(study.name, name, document)
+            try:
+                new = self._admitted(
+                    spec, written, caller, None, self.settings.roots, find_runs=not part.needs
+                )
+            except SpecError as error:
+                problems += in_part(name, error)
+            else:
+                parts.append(NewPart(name, part.needs, part.tuned, None if part.needs else new))
+        if problems:
+            raise SpecError(problems)
+        return self.store.studies.submit(
+            NewStudy(
+                study.name, study.project, caller.owner, text.decode(), parts, idempotency_key, caller.actor
+            )
         )
 
 

@@ -85,6 +85,7 @@ class _Subject:
             experiment,
             self.store.experiments.run_counts(experiment.id),
             totals=self.store.accounting.totals(experiment.id),
+            study=self.store.studies.part_of(experiment.id),
             waiting=waiting,
         )
 

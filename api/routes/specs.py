@@ -103,6 +103,10 @@ async def preview_spec(
     page_token: Annotated[
         str | None, Query(max_length=100, description="`next_page_token` of the page before.")
     ] = None,
+    find_runs: Annotated[
+        bool,
+        Query(description="Look up the runs that it starts from; false = their numbers stand for others."),
+    ] = True,
 ) -> Preview:
     """Each run with its resources, price and whether it could be served; one that could not says why.
 
@@ -118,7 +122,7 @@ async def preview_spec(
         projects.refuse(user, spec)
         projects.refuse_queued(user, spec)
         snapshot = fresh(cluster.read(spec.pool), now)
-        find_run = partial(store.runs.find, visible=user.visible)
+        find_run = partial(store.runs.find, visible=user.visible) if find_runs else None
         find_equal = partial(store.runs.equal, visible=user.visible)
         plans = checked_plans(spec, settings.roots, catalogue, find_run)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))

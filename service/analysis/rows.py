@@ -236,7 +236,7 @@ class Rows:
 
     def _notes(self, metrics: Sequence[Metric]) -> list[str]:
         finished = self._finished
-        notes = [*self._part_notes(metrics), *self._data_notes()]
+        notes = [*self.run_table.chosen, *self._part_notes(metrics), *self._data_notes()]
         for metric in metrics:
             absent = self._is_finished & np.isnan(self._column(metric.name))
             without = [self.run_table.runs[at] for at in np.flatnonzero(absent).tolist()]

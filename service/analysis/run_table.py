@@ -65,6 +65,7 @@ class RunTable:
     with_overhead: bool = False  # Time and cost of the runs have a share of their experiment's overhead
     references: tuple[Run, ...] = ()  # Runs that only measure how the machine drifted; in no answer
     unit_scores: UnitScores = no_scores  # Reads a run's scores of the test part's units
+    chosen: tuple[str, ...] = ()  # What of the experiments was chosen from other parts of their study
 
     def column(self, name: str) -> Column:
         """Returns a figure of all runs (N,), in the metric's unit; NaN where a run has no finite one."""
@@ -222,6 +223,7 @@ def read_run_table(
         with_overhead=selection.with_overhead,
         references=tuple(run for run in every if run.is_reference),
         unit_scores=unit_scores,
+        chosen=tuple(f"experiment {id}: {words}" for id, words in store.studies.chosen(ids).items()),
     )
 
 

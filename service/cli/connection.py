@@ -137,6 +137,12 @@ def _completed(command: Callable[..., Any]) -> Callable[..., None]:
     for name, parameter in parameters.items():
         if getattr(parameter.default, "default", None) is False:  # A flag has no `--no-` form.
             parameter.default.param_decls = parameter.default.param_decls or (f"--{name.replace('_', '-')}",)
+    several = "targets" in parameters
+    if several:
+        parameters["targets"] = parameters["targets"].replace(default=None)
+        asked = option(None, "Instead, the experiments of this study that are compared.", metavar="ID", min=1)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters["study"] = inspect.Parameter("study", kind, default=asked, annotation=int | None)
     answers = signature.return_annotation is Answer
     if answers:
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -147,7 +153,14 @@ def _completed(command: Callable[..., Any]) -> Callable[..., None]:
         as_json = arguments.pop("as_json") if answers else False
         if choice:
             arguments["chosen"] = Chosen(**{name: arguments.pop(name) for name in choice})
+        study = arguments.pop("study") if several else None
+        if several and (study is None) == (not arguments["targets"]):
+            raise Failure("give experiments, such as 17, or --study with its number", ExitCode.usage)
         with connected() if connects else nullcontext() as client:
+            if study is not None and client is not None:
+                arguments["targets"] = client.study(study).compared
+                if not arguments["targets"]:
+                    raise Failure(f"study {study} has no experiment to compare", ExitCode.not_succeeded)
             answer = command(**arguments, **({"client": client} if connects else {}))
         if answers:
             answer.print(as_json=as_json)
@@ -207,10 +220,15 @@ if TYPE_CHECKING:
     OneExperiment = int
     OneRun = int
     Experiments = list[int]
+    OneOrNone = Target | None
 else:  # Help names the type of what is written, `str`.
     _ONE = "An experiment, such as 17"
     Either = Annotated[
         str, typer.Argument(metavar="ID", parser=reference, help=f"{_ONE}, or a run, such as run:42.")
+    ]
+    OneOrNone = Annotated[
+        str | None,
+        typer.Argument(metavar="ID", parser=reference, help=f"{_ONE}, or a run, such as run:42."),
     ]
     OneExperiment = Annotated[str, typer.Argument(metavar="ID", parser=experiment_id, help=f"{_ONE}.")]
     OneRun = Annotated[str, typer.Argument(metavar="RUN", parser=run_id, help="A run, such as run:42.")]

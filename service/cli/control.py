@@ -7,12 +7,23 @@ from typing import Any
 
 import typer
 
-from service.cli.connection import Client, Either, OneExperiment
+from service.cli.connection import Client, Either, OneExperiment, OneOrNone
 from service.cli.terminal import Answer, ExitCode, Failure, argument, note, option
 
 
-def cancel(client: Client, target: Either) -> Answer:
-    """Stop an experiment or run at its next step boundary; finished runs are kept."""
+def cancel(
+    client: Client,
+    target: OneOrNone = None,
+    study: int | None = option(None, "Instead, all experiments of this study.", metavar="ID", min=1),
+) -> Answer:
+    """Stop an experiment, run or study at its next step boundary; finished runs are kept."""
+    if target is None and study is not None:
+        from service.cli.studies import print_study
+
+        ended = client.cancel_study(study)
+        return Answer(ended, partial(print_study, ended))
+    if target is None or study is not None:
+        raise Failure("give an experiment, such as 17, a run, or --study with its number", ExitCode.usage)
     changed: Any = client.cancel_run(target.id) if target.is_run else client.cancel(target.id)
     return Answer(changed, _state(str(target), changed, changed.cancel_requested_s, "cancel"))
 

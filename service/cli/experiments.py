@@ -1,4 +1,4 @@
-"""Commands that look at experiments: list, runs, show, watch, wait, logs, ledger, queue."""
+"""Commands that look at experiments: list, runs, show, study, watch, wait, logs, ledger, queue."""
 
 from __future__ import annotations
 
@@ -106,6 +106,27 @@ def _all_events(client: Client, experiment_id: int) -> Iterator[Event]:
     while page := client.events(experiment_id, after=after, limit=1000):
         yield from page
         after = page[-1].number
+
+
+def study(
+    number: int | None = argument(
+        None, "A study, such as 2; unset = list the newest.", metavar="[ID]", min=1
+    ),
+    watch: bool = option(False, "Show changes until all parts have ended.", "--watch"),
+    as_json: Json = False,
+) -> None:
+    """Show the parts of a study, their experiments, and what was chosen from them."""
+    from service.cli.studies import answer_of, follow_study, print_studies
+
+    with connected(patient=watch) as client:
+        if number is None:
+            found = client.studies(limit=20)
+            Answer(found, partial(print_studies, found)).print(as_json=as_json)
+            return
+        one = client.study(number)
+        if watch:
+            one = follow_study(client, one, as_json=as_json)
+    answer_of(one, ended=watch).print(as_json=as_json)
 
 
 def watch(

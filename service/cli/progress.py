@@ -31,7 +31,7 @@ from service.domain.states import (
 
 _LINE_EVERY_S = 5.0
 _PICTURES_PER_S = 4
-_POLL_S = 0.5
+POLL_S = 0.5
 
 _FORMS = ((True, 20), (True, 14), (True, 8), (True, 0), (False, 8), (False, 0))
 """With axes, and width of the bars: the first that fits is shown."""
@@ -300,7 +300,7 @@ def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> Experim
             return target
         if deadline is not None and time.monotonic() >= deadline:
             raise Failure(f"{ref} has not ended after {timeout_s:g} s and continues", ExitCode.timeout)
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def exit_code(ended: ExperimentStatus | Run) -> ExitCode:

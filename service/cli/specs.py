@@ -1,15 +1,15 @@
-"""Commands that take a spec: validate, preview, submit, schema.
+"""Commands that take a spec or a study: validate, preview, submit, schema.
 
 `--set key=value` and `--set @file` change fields: the result is a new document, and that text is what is
 submitted and kept, with a comment that names the file and the changes. Without it a file is sent untouched,
-comments and all.
+comments and all, unless it is a study with `file:`, whose files are read in.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,11 @@ from service.domain.states import RunState
 if TYPE_CHECKING:
     from service.config.hardware import Hardware
     from service.config.settings import Settings
+    from service.planner.preview import Preview
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A spec in YAML or JSON; - = standard input.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A spec or study in YAML or JSON; - = standard input.")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,11 +45,24 @@ Reuse = Annotated[
 
 def validate(file: File, assignments: Set = None) -> Answer:
     """Check every field, path and grid point of a spec, without a service."""
+    from service.config.document import SpecError
     from service.scheduling.admission import checked_plans, read_spec
+    from service.specs.study import in_part, parse_study
 
     text = spec_text(file, assignments or [])
     settings = read_settings()
     catalogue = read_catalogue(settings)
+    if (document := study_document(text)) is not None:
+        with spec_errors(str(file)):
+            study = parse_study(document, catalogue)
+            for name, (_, spec) in study.outlines.items():
+                try:
+                    checked_plans(spec, settings.roots, catalogue, find_run=None)
+                except SpecError as error:
+                    raise SpecError(in_part(name, error)) from None
+        counts = {name: spec.run_count() for name, (_, spec) in study.outlines.items()}
+        words = ", ".join(f"{name} with {count:,} runs" for name, count in counts.items())
+        return Answer({"valid": True, "study": study.name, "run_counts": counts}, f"{file}: valid, {words}")
     with spec_errors(str(file)):
         spec = read_spec(text, catalogue)
         checked_plans(spec, settings.roots, catalogue, find_run=None)
@@ -64,8 +80,24 @@ def preview(
     """Show the runs a spec would create, whether the cluster can run each, and a cost forecast."""
     from service.cli.tables import print_preview
 
-    planned = client.preview(spec_text(file, _with_reuse(assignments, reuse)), limit=limit)
-    return Answer(planned, partial(print_preview, planned))
+    text = spec_text(file, _with_reuse(assignments, reuse))
+    if (document := study_document(text)) is None:
+        planned = client.preview(text, limit=limit)
+        return Answer(planned, partial(print_preview, planned))
+    from service.specs.study import parse_study, part_text
+
+    with spec_errors(str(file)):
+        study = parse_study(document, {entry.name: entry for entry in client.hardware()})
+    parts: dict[str, Preview] = {}
+    lines: list[str | Callable[[], object]] = []
+    for name, part in study.parts.items():
+        outline, _ = study.outlines[name]
+        parts[name] = client.preview(
+            part_text(study.name, name, outline), limit=limit, find_runs=not part.needs
+        )
+        after = f", after {', '.join(part.needs)}" if part.needs else ""
+        lines += [f"part {name}{after}", partial(print_preview, parts[name])]
+    return Answer(parts, *lines)
 
 
 def submit(
@@ -81,10 +113,20 @@ def submit(
     idempotency_key: str | None = option(None, "Submitting again with this key returns the same experiment."),
     as_json: Json = False,
 ) -> None:
-    """Submit an experiment."""
+    """Submit an experiment, or a study with several."""
     from service.cli.progress import exit_code, follow_experiment, wait_for
 
     text = spec_text(file, _with_reuse(assignments, reuse))
+    if study_document(text) is not None:
+        from service.cli.studies import answer_of, follow_study
+
+        study = client.submit_study(text, idempotency_key=idempotency_key)
+        if wait or follow:
+            note(f"submitted study {study.id}: {study.name}, {len(study.parts)} parts")
+            study = follow_study(client, study, as_json=as_json, quiet=not follow, timeout_s=timeout_s)
+        waited = wait or follow
+        answer_of(study, submitted=not waited, ended=waited).print(as_json=as_json)
+        return
     experiment = client.submit(text, idempotency_key=idempotency_key)
     submitted = f"submitted experiment {experiment.id}: {experiment.name}, {experiment.run_count:,} runs"
     if reused := experiment.run_states.get(RunState.succeeded, 0):
@@ -115,17 +157,47 @@ def schema(as_json: Json = False) -> None:
 def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
     """Returns the bytes to submit: the file's own, or those of the file with `--set` applied."""
     text = _text_of(file)
-    if not assignments:
+    study = study_document(text)
+    whole = None if study is None else _with_files(file, study)
+    if not assignments and whole is study:
         return text
-    document = _parsed(str(file), text)
+    document = whole or _parsed(str(file), text)
     for assignment in assignments:
         if assignment.startswith("@"):
             changes_file = Path(assignment[1:])
             document = _merged(document, _parsed(str(changes_file), _text_of(changes_file)))
         else:
             _assign(document, assignment)
-    changes = " ".join(f"--set {assignment}" for assignment in assignments)
-    return f"# {file} {changes}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n".encode()
+    heading = " ".join([f"# {file}", *(f"--set {assignment}" for assignment in assignments)])
+    return f"{heading}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n".encode()
+
+
+def study_document(text: bytes) -> dict[str, Any] | None:
+    """Returns the document of a study; None of a spec, and of what cannot be read, which its reader names."""
+    from service.config.document import SpecError, parse
+    from service.specs.study import is_study
+
+    if b"study" not in text:  # Parsing a large spec takes long.
+        return None
+    try:
+        document = parse(text)
+    except SpecError:
+        return None
+    return document if is_study(document) else None
+
+
+def _with_files(file: Path, study: dict[str, Any]) -> dict[str, Any]:
+    """Returns a study whose parts have the fields of the files that they name, under their own."""
+    parts = study.get("parts")
+    if not isinstance(parts, dict):
+        return study
+    read = {}
+    for name, part in parts.items():
+        if isinstance(part, dict) and isinstance(part.get("file"), str):
+            source = file.parent / part["file"]
+            own = {key: value for key, value in part.items() if key != "file"}
+            read[name] = _merged(_parsed(str(source), _text_of(source)), own)
+    return {**study, "parts": {**parts, **read}} if read else study
 
 
 def _text_of(file: Path) -> bytes:

@@ -106,8 +106,15 @@ def scheduler(
         watch_parent()
     from service.planner.start_forecasts import StartForecasts
     from service.scheduling.scheduler import main as run_scheduler
+    from service.studies import StudyParts
 
-    run_scheduler(settings, [lambda store: StartForecasts(store, settings.pool).run])
+    run_scheduler(
+        settings,
+        [
+            lambda store: StartForecasts(store, settings.pool).run,
+            lambda store: StudyParts(store, settings).run,
+        ],
+    )
 
 
 def demo(

@@ -146,6 +146,8 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
     for name in ("archived", "submitted", "started", "ended"):
         at_s = getattr(experiment, f"{'created' if name == 'submitted' else name}_s")
         yield name, None if at_s is None else f"{clock(at_s)} ({ago(at_s)})"
+    if (study := experiment.study) is not None:
+        yield "part", f"{study.part} of study {study.id}: {study.name}"
     yield "runs", counts_text(experiment.run_states) or "none"
     if experiment.waiting is not None:
         yield "waiting", f"position {experiment.waiting.position}: {experiment.waiting.reason}"

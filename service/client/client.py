@@ -48,6 +48,7 @@ from service.domain.records import (
 )
 from service.domain.shares import ProjectUse, Share
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
+from service.domain.studies import StudyDetail
 from service.output.model_archive import unpack
 from service.planner.preview import Preview, Validated
 from service.scheduling.cluster import Cluster
@@ -120,6 +121,11 @@ class Client(Wire):
     report = Operation(bytes, "GET /experiments/{ids}/report")
     guide = Operation(Guide, "GET /guide")
 
+    # Studies.
+    studies = Operation(list[StudyDetail], "GET /studies")
+    study = Operation(StudyDetail, "GET /studies/{id}")
+    cancel_study = Operation(StudyDetail, "POST /studies/{id}/cancel", repeat=True)
+
     # Runs.
     run = Operation(Run, "GET /runs/{id}")
     cancel_run = Operation(Run, "POST /runs/{id}/cancel", repeat=True)
@@ -178,19 +184,34 @@ class Client(Wire):
         A second submission under the same key returns the same experiment. With a token, only an
         administrator may name another owner.
         """
+        return self._submit(ExperimentStatus, "/experiments", text, idempotency_key, owner)
+
+    def submit_study(
+        self, text: str | bytes, *, idempotency_key: str | None = None, owner: str | None = None
+    ) -> StudyDetail:
+        """Submits a study as `submit` does a spec."""
+        return self._submit(StudyDetail, "/studies", text, idempotency_key, owner)
+
+    def _submit(
+        self, kind: type[T], path: str, text: str | bytes, idempotency_key: str | None, owner: str | None
+    ) -> T:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if owner is not None:
             headers["Stillhouse-Owner"] = owner
-        return self._send_spec(ExperimentStatus, "/experiments", text, headers=headers)
+        return self._send_spec(kind, path, text, headers=headers)
 
     def validate(self, text: str | bytes) -> Validated:
         """Checks a spec as a submission does, and stores nothing."""
         return self._send_spec(Validated, "/specs/validate", text)
 
-    def preview(self, text: str | bytes, *, limit: int = 100) -> Preview:
-        """Returns the first `limit` runs that a spec would create."""
+    def preview(self, text: str | bytes, *, limit: int = 100, find_runs: bool = True) -> Preview:
+        """Returns the first `limit` runs that a spec would create.
+
+        With `find_runs` False the numbers of runs that it starts from stand for others.
+        """
+        more = {} if find_runs else {"find_runs": False}
         pages = _first_pages(
-            lambda **page: self._send_spec(Preview, "/specs/preview", text, params=page), limit
+            lambda **page: self._send_spec(Preview, "/specs/preview", text, params={**page, **more}), limit
         )
         return replace(
             pages[-1],

@@ -25,6 +25,7 @@ from service.domain.neighbours import Neighbour, of_time
 from service.domain.notifications import DeliveryState
 from service.domain.records import SUMMARY_FIELDS
 from service.domain.states import ExperimentState, RunState
+from service.domain.studies import PartState
 from trainers.errors import FailureClass
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -493,6 +494,40 @@ idempotency_keys = Table(
     Column("created_s", Real, nullable=False),
     sqlite_with_rowid=False,
 )
+
+studies = Table(  # Several experiments that were submitted as one text.
+    "studies",
+    metadata,
+    Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("text", Text, nullable=False),  # As submitted.
+    Column("created_s", Real, nullable=False),
+    Column("idempotency_key", Text),
+    Column("body_sha256", Text, nullable=False),
+    sa.UniqueConstraint("owner", "idempotency_key"),
+    sqlite_autoincrement=True,
+)
+
+study_parts = Table(
+    "study_parts",
+    metadata,
+    Column("study_id", BigId, ForeignKey(studies.c.id), primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),  # In the text.
+    Column("name", Text, nullable=False),
+    Column("state", WordOf(PartState), nullable=False),
+    Column("needs", Text, nullable=False),  # Names of parts, joined by commas.
+    Column("tuned", Text),
+    Column("reason", Text),
+    Column("chosen", Text),
+    # No foreign key: its experiment may be deleted.
+    Column("experiment_id", BigId, index=True),
+    sa.UniqueConstraint("study_id", "name"),
+    sqlite_with_rowid=False,
+)
+_waiting = study_parts.c.state == sa.literal_column(f"'{PartState.waiting}'")
+_index_where("ix_study_parts_waiting", _waiting, study_parts.c.study_id)
 
 # -- People and projects -------------------------------------------------------------------------
 

@@ -486,10 +486,20 @@ class QueueListing(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class PartOf(Serializable):
+    """Where an experiment belongs in a study."""
+
+    id: int  # Number of the study
+    name: str  # Name of the study
+    part: str  # Name of the part that the experiment is
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentDetail(ExperimentStatus):
     """One experiment with its totals and, while it waits, its place in the queue."""
 
     totals: Totals  # What its runs have used so far
+    study: PartOf | None  # Study that it is a part of; null = none
     waiting: QueuePosition | None  # Its place in the queue; null when it does not wait
 
 

@@ -84,7 +84,8 @@ class QueuedRuns:
         groups: dict[tuple[object, ...], RunGroup] = {}
         for run in waiting:
             sample, decides = self._cells[run.cell]
-            key = (run.started, decides)
+            sources = (reference(text, run.seed) for text in (sample.student, sample.teacher))
+            key = (run.started, decides, *sources)
             if key not in groups:
                 groups[key] = RunGroup(sample, run.started)
             groups[key].runs[run.id] = run
@@ -116,23 +117,23 @@ class QueuedRuns:
 
 
 class SourceModels:
-    """Finds checkpoints by `run:12`; each is verified once."""
+    """Finds checkpoints of runs that others start from; each is verified once."""
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
-        self._paths: dict[str, Path] = {}  # Checkpoint folder by `run:12`
+        self._paths: dict[int, Path] = {}  # Checkpoint folder by run
 
-    def of(self, run: Run) -> dict[str, Path] | None:
-        """Returns the checkpoints that a run starts from; None = a source may still succeed."""
+    def of(self, sample: Run, seed: int) -> dict[str, Path] | None:
+        """Returns the checkpoints that a run of a cell starts from; None = a source may still succeed."""
         models: dict[str, Path] = {}
-        for text in (run.student, run.teacher):
-            number = reference(text)
+        for text in (sample.student, sample.teacher):
+            number = reference(text, seed)
             if number is None or text is None:
                 continue
-            path = self._paths.get(text) or self._find(number)
+            path = self._paths.get(number) or self._find(number)
             if path is None:
                 return None  # It had ended when the experiment was claimed, and is tried again.
-            models[text] = self._paths[text] = path
+            models[text] = self._paths[number] = path
         return models
 
     def _find(self, number: int) -> Path | None:
@@ -286,7 +287,7 @@ class RunChooser:
                     return Wait.later
                 return self.choose(suggested=True)
             try:
-                models = self._sources.of(sample)
+                models = self._sources.of(sample, first.seed)
             except NoModel as error:
                 self._fail_ready(group, str(error))  # Trying it again would not help before its source is.
                 continue

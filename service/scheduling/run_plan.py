@@ -90,7 +90,9 @@ def run_config(
     cpus_held: int | None = None,  # That each worker reserves and is charged for; None = as many as it uses
     settings: Settings,
     catalogue: Mapping[str, Hardware],
-    models: Mapping[str, Path] = MappingProxyType({}),  # Checkpoint folders by `run:12`, which it may read
+    models: Mapping[str, Path] = MappingProxyType(
+        {}
+    ),  # Checkpoint folders by what the spec has, such as `run:12`
 ) -> RunConfig:
     """Returns what `trainers.entrypoint.train` gets for one run.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec
-from service.specs.models import reference
+from service.specs.models import references
 from service.specs.paths import Roots
 from trainers.config import Model, TrainingSections
 from trainers.data.paths import HUB, UnusablePath, find
@@ -144,7 +144,7 @@ def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
     try:
         if model.startswith(HUB):
             return _cached(model.removeprefix(HUB), name)
-        return None if reference(model) is not None else find(model, roots) / name
+        return None if references(model) else find(model, roots) / name
     except (OSError, ValueError, UnusablePath):
         return None
 

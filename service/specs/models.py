@@ -1,9 +1,13 @@
-"""Models that earlier runs leave behind: `run:12` in a spec, and where its checkpoints are."""
+"""Models that earlier runs leave behind: `run:12` in a spec, and where its checkpoints are.
+
+`run:0=12,1=13` names one for each seed.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +28,7 @@ Which = Literal["best", "last"]
 EXPERIMENTS = "experiments"
 
 _REFERENCE = re.compile(r"run:([1-9][0-9]{0,17})")
+_BY_SEED = re.compile(r"run:[0-9]{1,10}=[1-9][0-9]{0,17}(,[0-9]{1,10}=[1-9][0-9]{0,17})*")
 
 FindRun = Callable[[int], Run | None]
 
@@ -60,19 +65,37 @@ class NoModel(Exception):
     """A run has no checkpoint that can be used; the message is one line."""
 
 
-def reference(text: str | None) -> int | None:
-    """Returns the run that `run:12` names, None for other text; `ValueError` for `run:` without a number."""
+@functools.lru_cache(maxsize=1024)
+def references(text: str | None) -> Mapping[int | None, int]:
+    """Returns the run by seed, under None if it is one for all; `ValueError` for `run:` without a number."""
     if text is None or not text.startswith(RUN):
-        return None
-    match = _REFERENCE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"'{text}' is not a run; write run: and its number, such as run:12")
-    return int(match[1])
+        return {}
+    if match := _REFERENCE.fullmatch(text):
+        return {None: int(match[1])}
+    if not _BY_SEED.fullmatch(text):
+        raise ValueError(
+            f"'{text}' is not a run; write run: and its number, such as run:12, or one for each seed, as in "
+            "run:0=12,1=13"
+        )
+    pairs = [pair.split("=") for pair in text.removeprefix(RUN).split(",")]
+    by_seed: dict[int | None, int] = {int(seed): int(number) for seed, number in pairs}
+    if len(by_seed) < len(pairs):
+        raise ValueError(f"'{text}' lists a seed twice; give one run for each")
+    return by_seed
+
+
+def by_seed(runs: Mapping[int, int]) -> str:
+    return RUN + ",".join(f"{seed}={number}" for seed, number in runs.items())
+
+
+def reference(text: str | None, seed: int) -> int | None:
+    """Returns the run that a run of this seed starts from; None for other text, or no run for the seed."""
+    named = references(text)
+    return named.get(seed, named.get(None))
 
 
 def referenced_runs(spec: ExperimentSpec) -> set[int]:
-    numbers = (reference(spec.model.name), reference(spec.model.teacher))
-    return {number for number in numbers if number is not None}
+    return {*references(spec.model.name).values(), *references(spec.model.teacher).values()}
 
 
 def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]:
@@ -84,14 +107,20 @@ def reference_problems(plans: Sequence[RunPlan], find: FindRun) -> list[Problem]
     )
     runs: dict[int, Run | None] = {}
     problems: list[Problem] = []
+    seeds = sorted({plan.seed for plan in plans})
     for field, text, task in seen:
-        number = reference(text)
-        assert number is not None  # Malformed ones are refused with the paths.
-        if number not in runs:
-            runs[number] = find(number)
-        problem = _problem(field, text, str(task), runs[number])
-        if problem is not None and problem not in problems:
-            problems.append(problem)
+        named = references(text)  # Malformed ones are refused with the paths.
+        missing = [str(seed) for seed in seeds if None not in named and seed not in named]
+        if missing:
+            problems.append(
+                Problem("invalid-value", field, f"'{text}' has no run for seed {', '.join(missing)}; add one")
+            )
+        for number in named.values():
+            if number not in runs:
+                runs[number] = find(number)
+            problem = _problem(field, f"{RUN}{number}", str(task), runs[number])
+            if problem is not None and problem not in problems:
+                problems.append(problem)
         if len(problems) > MAX_PROBLEMS:
             break
     return problems

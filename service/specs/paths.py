@@ -11,7 +11,7 @@ from pathlib import Path
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec, nothing
 from service.specs.models import FIELDS as MODEL_FIELDS
-from service.specs.models import reference
+from service.specs.models import references
 from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
 from trainers.models.origin import PRESETS
 
@@ -41,7 +41,7 @@ def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem
             "give a folder, hub:<id> or run:<id>",
         )  # fmt: skip
     try:
-        if text in PRESETS or reference(text) is not None:
+        if text in PRESETS or references(text):
             return None
     except ValueError as error:
         return Problem("invalid-value", field, str(error))

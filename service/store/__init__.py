@@ -43,6 +43,7 @@ from service.store.requests import Requesting
 from service.store.runs import QueuedRun, Runs
 from service.store.series import Series
 from service.store.sessions import Sessions
+from service.store.studies import NewPart, NewStudy, Studies
 from service.store.submissions import Keyed, NewExperiment, Submissions, body_sha256
 from service.store.views import Views
 
@@ -57,6 +58,8 @@ __all__ = [
     "IdempotencyMismatch",
     "Keyed",
     "NewExperiment",
+    "NewPart",
+    "NewStudy",
     "NotFound",
     "OutOfRange",
     "PointBatch",
@@ -92,6 +95,7 @@ class Store(StorePart):
         self.runs = Runs(*parts)
         self.series = Series(*parts)
         self.requests = Requesting(*parts)
+        self.studies = Studies(*parts, self.submissions, self.experiments)
         self.removal = Removal(*parts)
         # What the driver of an experiment does to it and to its runs, fenced by attempts.
         self.drivers = Drivers(*parts)

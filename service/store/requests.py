@@ -76,28 +76,7 @@ class Requesting(StorePart):
     @transaction
     def cancel(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
         """Cancels at once what waits; asks the driver to cancel what runs; leaves what has ended."""
-        now = self.clock()
-        row = lock_experiment(connection, experiment_id)
-        if row.state in _WAITING:
-            leave_runs(connection, experiment_id, RunState.cancelled, now)
-            connection.execute(
-                statements.move_experiment(
-                    experiment_id,
-                    ExperimentState.cancelled,
-                    sources=_WAITING,
-                    cancel_requested_s=now,
-                    ended_s=now,
-                    lease_owner=None,
-                    lease_until_s=None,
-                )
-            )
-            new = NewEvent(EventKind.experiment_cancelled, "cancelled")
-        elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
-            connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
-            new = NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")
-        else:
-            return read_experiment(connection, experiment_id)
-        return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
+        return cancel_experiment(connection, experiment_id, self.clock(), actor)
 
     @transaction
     def pause(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
@@ -377,6 +356,30 @@ class Requesting(StorePart):
         kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
         values = {"archived_s": now if archived else None}
         return _set(connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values)
+
+
+def cancel_experiment(connection: Connection, experiment_id: int, now: float, actor: Actor) -> Experiment:
+    row = lock_experiment(connection, experiment_id)
+    if row.state in _WAITING:
+        leave_runs(connection, experiment_id, RunState.cancelled, now)
+        connection.execute(
+            statements.move_experiment(
+                experiment_id,
+                ExperimentState.cancelled,
+                sources=_WAITING,
+                cancel_requested_s=now,
+                ended_s=now,
+                lease_owner=None,
+                lease_until_s=None,
+            )
+        )
+        new = NewEvent(EventKind.experiment_cancelled, "cancelled")
+    elif row.state not in TERMINAL_EXPERIMENT_STATES and row.cancel_requested_s is None:
+        connection.execute(statements.set_experiment(experiment_id, cancel_requested_s=now))
+        new = NewEvent(EventKind.experiment_cancel_requested, "cancellation requested")
+    else:
+        return read_experiment(connection, experiment_id)
+    return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
 
 def _lock_ended(connection: Connection, experiment_id: int) -> sa.Row[Any]:

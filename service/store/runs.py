@@ -31,6 +31,7 @@ class QueuedRun(NamedTuple):
     id: int
     place_in_grid: int
     cell: str
+    seed: int
     delay_s: float
     """How long it waits before it is tried again; negative = it may start."""
     started: bool
@@ -131,7 +132,7 @@ class Runs(StorePart):
         with self.database.read() as connection:
             now = self.database_time(connection)
             queued_runs = select(
-                _r.id, _r.index, _r.cell, _r.not_before_s - now, _r.started_s.is_not(None)
+                _r.id, _r.index, _r.cell, _r.seed, _r.not_before_s - now, _r.started_s.is_not(None)
             ).where(_r.experiment_id == experiment_id, _r.state == RunState.queued)
             return [*map(QueuedRun._make, connection.execute(queued_runs))]
 

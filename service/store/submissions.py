@@ -95,7 +95,7 @@ def body_sha256(text: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class ExperimentRows:
     """A submission as rows without ids."""
 
     new: NewExperiment
@@ -158,10 +158,10 @@ class Submissions(StorePart):
         are stored. On `StoreOutage` nothing is stored.
         """
         answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
-        group: dict[int, _Rows] = {}
+        group: dict[int, ExperimentRows] = {}
         for position, new in enumerate(experiments):
             try:
-                group[position] = self._rows(new)
+                group[position] = self.rows(new)
             except Exception as error:  # Whatever is wrong with one, the others are stored.
                 answers[position] = error
         if group:
@@ -184,7 +184,7 @@ class Submissions(StorePart):
             for request, keeper in pairs
         ]
 
-    def _rows(self, new: NewExperiment) -> _Rows:
+    def rows(self, new: NewExperiment) -> ExperimentRows:
         spec = new.spec
         now = self.clock()
         canonical = spec.canonical_json()
@@ -215,7 +215,7 @@ class Submissions(StorePart):
                 }
             )
         owner, key, actor = new.owner, new.idempotency_key, new.actor
-        return _Rows(
+        return ExperimentRows(
             new=replace(new, owner=storable(owner), idempotency_key=None if key is None else storable(key)),
             actor=Actor(storable(owner if actor is None else actor.user)),
             body_sha256=body_sha256(new.spec_text.encode("utf-8", "surrogatepass")),
@@ -312,10 +312,10 @@ class Submissions(StorePart):
             "config_sha256": config_sha256(spec, self._catalogue),
         }
 
-    def _store(self, group: list[_Rows]) -> list[tuple[Experiment, bool] | BaseException]:
+    def _store(self, group: list[ExperimentRows]) -> list[tuple[Experiment, bool] | BaseException]:
         """Commits a group; when the database refuses it, each on its own, so that one fails alone."""
         try:
-            return self.database.write(lambda connection: _insert_group(connection, group, self.clock()))
+            return self.database.write(lambda connection: insert_group(connection, group, self.clock()))
         except StoreOutage:
             raise
         except Exception as error:
@@ -330,8 +330,8 @@ class Submissions(StorePart):
         return answers
 
 
-def _insert_group(
-    connection: Connection, group: list[_Rows], now: float
+def insert_group(
+    connection: Connection, group: list[ExperimentRows], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
     """Stores those of a group that their project takes; the others get the reason."""
     by_project = refused_projects(connection, {item.experiment["project"] for item in group})
@@ -350,7 +350,7 @@ def _insert_group(
 
 
 def _insert_accepted(
-    connection: Connection, group: list[_Rows], now: float
+    connection: Connection, group: list[ExperimentRows], now: float
 ) -> list[tuple[Experiment, bool] | BaseException]:
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
     first_with_key: dict[tuple[str, str], int] = {}
@@ -360,7 +360,7 @@ def _insert_accepted(
     keepers = _claim_keys(connection, group, ids, first_with_key, now)
 
     answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
-    fresh: list[tuple[int, _Rows]] = []
+    fresh: list[tuple[int, ExperimentRows]] = []
     replayed: dict[int, Any] = {}
     for position, (id, item) in enumerate(zip(ids, group, strict=True)):
         keeper = (
@@ -384,7 +384,7 @@ def _insert_accepted(
 
 
 def _beyond_queue_caps(
-    connection: Connection, group: list[_Rows], refused: Collection[int]
+    connection: Connection, group: list[ExperimentRows], refused: Collection[int]
 ) -> dict[int, Problem]:
     """Why submissions would give their owners too many queued runs, by position."""
     capped = [
@@ -421,7 +421,7 @@ def _replay(keeper: Any, experiments: Mapping[int, Experiment], sha256: str) -> 
 
 def _claim_keys(
     connection: Connection,
-    group: list[_Rows],
+    group: list[ExperimentRows],
     ids: list[int],
     first_with_key: dict[tuple[str, str], int],
     now: float,
@@ -441,7 +441,7 @@ def _claim_keys(
     return _keepers(connection, first_with_key)
 
 
-def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: float) -> None:
+def _insert_rows(connection: Connection, fresh: list[tuple[int, ExperimentRows]], now: float) -> None:
     if not fresh:
         return
     changed_s = database_time(connection)
@@ -474,7 +474,7 @@ def _insert_rows(connection: Connection, fresh: list[tuple[int, _Rows]], now: fl
     statements.insert_rows(connection, schema.events, events)
 
 
-def _reuse_runs(connection: Connection, id: int, item: _Rows, now: float) -> None:
+def _reuse_runs(connection: Connection, id: int, item: ExperimentRows, now: float) -> None:
     """Gives runs of a new experiment the figures of others, with an event for each."""
     wanted = item.new.reuse.runs
     # Held until the commit, so that no one deletes them meanwhile.

@@ -21,6 +21,7 @@ from service.db import schema, statements
 from service.domain.access import EVERYTHING, Actor, Role, Scope, UserKind
 from service.domain.events import Topic
 from service.domain.people import public_id
+from service.domain.studies import PartState
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store
 
@@ -194,7 +195,7 @@ EXPECTED: Mapping[str, Rule] = {
         (
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
             "list_held_devices", "list_shares", "list_examples", "stream_changes", "get_guide",
-            "get_spec_schema", "readyz", "list_projects", "list_tokens",
+            "get_spec_schema", "readyz", "list_projects", "list_tokens", "list_studies",
             "list_subscriptions", "list_deleted_experiments", "list_views",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",
             "decide_device_login",
@@ -211,7 +212,7 @@ EXPECTED: Mapping[str, Rule] = {
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
             "get_trace", "get_kernel_trace", "get_predictions",
             "stream_run", "get_project", "get_project_limits", "get_project_usage",
-            "list_figures", "get_figure",
+            "list_figures", "get_figure", "get_study",
         ),
         LOOK,
     ),
@@ -220,10 +221,11 @@ EXPECTED: Mapping[str, Rule] = {
             "delete_experiment", "cancel_experiment", "pause_experiment", "resume_experiment",
             "retry_experiment", "set_experiment_priority", "cancel_run", "retry_run",
             "restore_experiment", "tag_experiment", "annotate_experiment", "archive_experiment",
+            "cancel_study",
         ),
         MANAGE,
     ),
-    **dict.fromkeys(("submit_experiment", "validate_spec", "preview_spec"), SUBMIT),
+    **dict.fromkeys(("submit_experiment", "submit_study", "validate_spec", "preview_spec"), SUBMIT),
     **dict.fromkeys(
         (
             "create_token", "revoke_token", "add_subscription", "remove_subscription", "test_subscription",
@@ -345,6 +347,7 @@ class World:
         return (
             template.replace("{experiment_id}", str(experiment_id))
             .replace("{run_id}", str(run_id))
+            .replace("{study_id}", "1")
             .replace("{slug}", "forbidden")
             .replace("{project}", HERE)
             .replace("{figure}", "curve")
@@ -613,6 +616,8 @@ def body_of(operation: str) -> dict[str, Any]:
     """Returns the body that an operation takes, as arguments of a client."""
     if operation in ("submit_experiment", "validate_spec", "preview_spec"):
         return {"content": json.dumps(SPEC)}
+    if operation == "submit_study":
+        return {"content": json.dumps({"study": "theirs", "project": HERE, "parts": {"only": SPEC}})}
     return {"json": {"priority": 10}} if operation == "set_experiment_priority" else {}
 
 
@@ -654,6 +659,10 @@ def populate(store: Store) -> World:
     insert(store, schema.projects, projects)
     insert(store, schema.members, members)
     insert(store, schema.tokens, tokens)
+    study = {"id": 1, "name": "theirs", "project": HERE, "owner": "owner", "text": "", "created_s": now}
+    insert(store, schema.studies, [{**study, "body_sha256": ""}])
+    part = {"study_id": 1, "position": 0, "name": "one", "state": PartState.waiting, "needs": "none"}
+    insert(store, schema.study_parts, [part])
     store.sessions.begin_device_login("0" * 64, USER_CODE, "laptop", Scope.operate, None)
     experiment_id, run_id = World(store, 0, 0).submit()
     store.requests.cancel(experiment_id)

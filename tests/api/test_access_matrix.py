@@ -114,6 +114,7 @@ def test_everyone_may_do_what_the_table_says(closed: tuple[TestClient, World], c
 MISSING = {
     "experiment_id": "98765",
     "run_id": "98765",
+    "study_id": "98765",
     "project": "nowhere",
     "name": "disabled",
     "figure": "curve",
@@ -153,6 +154,9 @@ NAMING: dict[str, Callable[[str], dict[str, Any]]] = {
     "/api/v1/experiments": lambda project: {"content": json.dumps({**SPEC, "project": project})},
     "/api/v1/specs/validate": lambda project: {"content": json.dumps({**SPEC, "project": project})},
     "/api/v1/specs/preview": lambda project: {"content": json.dumps({**SPEC, "project": project})},
+    "/api/v1/studies": lambda project: {
+        "json": {"study": "a", "project": project, "parts": {"only": {**SPEC, "project": project}}}
+    },
     "/api/v1/tokens": lambda project: {"json": {"name": "new", "scope": "read", "project": project}},
     "/api/v1/views": lambda project: {"json": {"name": "new", "query": "", "project": project}},
     "/api/v1/subscriptions": lambda project: {
@@ -265,6 +269,8 @@ AUDITED: dict[str, tuple[str, dict[str, Any]]] = {
     "tag_experiment": ("experiment.tagged", {"add": ["baseline"]}),
     "annotate_experiment": ("experiment.annotated", {"notes": "why"}),
     "archive_experiment": ("experiment.archived", {"archived": True}),
+    "submit_study": ("study.submit", {"study": "audited", "project": HERE, "parts": {"only": SPEC}}),
+    "cancel_study": ("study.cancel", {}),
     "cancel_run": ("run.cancelled", {}),
     "retry_run": ("run.retried", {}),
     "add_user": ("user.add", {"name": "eve"}),

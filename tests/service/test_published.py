@@ -11,13 +11,13 @@ import pytest
 
 from service.analysis.published import _by_field, _same, read_printed
 from service.cli.specs import spec_text
-from service.config.document import SpecError, parse
-from service.config.hardware import CATALOGUE
+from service.config.document import parse
+from service.config.hardware import CATALOGUE, Hardware
 from service.config.settings import Settings
 from service.domain.metrics import METRICS
 from service.planner.preview import planned_runs
-from service.scheduling.admission import checked_plans, read_spec
-from service.specs.experiment import ExperimentSpec
+from service.specs.experiment import ExperimentSpec, validate
+from service.specs.study import is_study, parse_study
 from trainers.metrics import DECLARED
 
 FOLDER = Path(__file__).parents[2] / "examples" / "published"
@@ -41,8 +41,7 @@ CELLS = {
     "gebre-comparison": 3,
     "rohde-canumalla-binary": 60,
     "rohde-canumalla-table-1": 2,
-    "saghir-procedure-1": 1,
-    "saghir-procedures-2-and-3": 2,
+    "saghir-procedures": 1 + 2,  # A study of two parts
 }
 
 
@@ -51,8 +50,14 @@ def two_kinds() -> Settings:
     return Settings(data_dir=FOLDER / "scaled" / "site")
 
 
-def scaled(path: Path, settings: Settings) -> ExperimentSpec:
-    return read_spec(spec_text(path, [f"@{path.parent / 'scaled' / path.name}"]), settings.catalogue())
+def specs_of(
+    path: Path, *changes: str, catalogue: Mapping[str, Hardware] = CATALOGUE
+) -> list[ExperimentSpec]:
+    """Returns the spec of a file, or that of each part of a study."""
+    document = parse(spec_text(path, changes))
+    if not is_study(document):
+        return [validate(document, catalogue)]
+    return [spec for _, spec in parse_study(document, catalogue).outlines.values()]
 
 
 def test_each_file_has_a_scaled_variant_and_each_count_a_file() -> None:
@@ -63,19 +68,25 @@ def test_each_file_has_a_scaled_variant_and_each_count_a_file() -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_study_has_its_cells_on_its_devices_in_full_size(path: Path) -> None:
-    spec = read_spec(path.read_bytes(), CATALOGUE)
-    plans = list(spec.runs(CATALOGUE))
-    assert len({plan.cell for plan in plans}) == CELLS[path.stem]
-    assert len(plans) == spec.run_count() == CELLS[path.stem] * (5 if "saghir" in path.stem else 1)
+    specs = specs_of(path)
+    plans = [plan for spec in specs for plan in spec.runs(CATALOGUE)]
+    assert sum(len({plan.cell for plan in spec.runs(CATALOGUE)}) for spec in specs) == CELLS[path.stem]
+    assert len(plans) == CELLS[path.stem] * (5 if "saghir" in path.stem else 1)
     assert {CATALOGUE[plan.spec.hardware].device for plan in plans} <= {"cuda", "tpu"}
     assert {plan.spec.model.name for plan in plans} == {"hub:google-bert/bert-base-uncased"}
-    assert spec.description
+    assert all(spec.description for spec in specs)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_scaled_variant_has_the_same_axes_and_seeds_on_processors(path: Path, two_kinds: Settings) -> None:
-    whole, small = read_spec(path.read_bytes(), CATALOGUE), scaled(path, two_kinds)
-    plans = list(small.runs(two_kinds.catalogue()))
+    catalogue = two_kinds.catalogue()
+    changes = f"@{path.parent / 'scaled' / path.name}"
+    for whole, small in zip(specs_of(path), specs_of(path, changes, catalogue=catalogue), strict=True):
+        compare_scaled(whole, small, catalogue)
+
+
+def compare_scaled(whole: ExperimentSpec, small: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> None:
+    plans = list(small.runs(catalogue))
     assert small.seeds == whole.seeds
     lengths = [
         {
@@ -91,14 +102,14 @@ def test_a_scaled_variant_has_the_same_axes_and_seeds_on_processors(path: Path, 
     if "hardware" not in whole.search.fields:
         assert len(plans) == whole.run_count()
     for plan in plans:
-        assert two_kinds.catalogue()[plan.spec.hardware].device == "cpu"
+        assert catalogue[plan.spec.hardware].device == "cpu"
         assert "MiniLM" in plan.spec.model.name
         assert (plan.spec.task.train_examples or 0) <= 1000
 
 
 @pytest.mark.parametrize("path", PRINTED, ids=lambda path: path.stem)
 def test_printed_rows_are_cells_with_figures_that_runs_have(path: Path) -> None:
-    spec = read_spec((FOLDER / path.name).read_bytes(), CATALOGUE)
+    (spec,) = specs_of(FOLDER / path.name)
     points = [plan.point for plan in spec.runs(CATALOGUE)]
     study = read_printed(path.read_text(encoding="utf-8"))
     assert study.source.keys() >= {"title", "authors", "table"}
@@ -113,7 +124,7 @@ def _fits(point: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
 
 
 def test_cells_of_devices_that_nothing_trains_on_are_refused_with_the_reason_and_others_are_not() -> None:
-    spec = read_spec((FOLDER / "chen-skold-table-4-16.yaml").read_bytes(), CATALOGUE)
+    (spec,) = specs_of(FOLDER / "chen-skold-table-4-16.yaml")
     refused: dict[str, set[str]] = {}
     for plan in spec.runs(CATALOGUE):
         if plan.refusal is not None:
@@ -140,11 +151,16 @@ def test_published_figures_are_those_of_the_tables() -> None:
         assert product == pytest.approx(figures["goodput"], rel=0.03)
 
 
-def test_a_distilled_procedure_names_its_teacher_by_a_run(tmp_path: Path) -> None:
-    path = FOLDER / "saghir-procedures-2-and-3.yaml"
-    settings = Settings(data_dir=tmp_path / "data", model_roots=str(tmp_path))
-    with pytest.raises(SpecError, match=r"'wikiqa-teacher' does not exist under .*give a folder, .*run:<id>"):
-        checked_plans(read_spec(path.read_bytes(), CATALOGUE), settings.roots, CATALOGUE, None)
+def test_distilled_procedures_learn_from_the_full_model_of_their_seed() -> None:
+    study = parse_study(parse((FOLDER / "saghir-procedures.yaml").read_bytes()))
+    (source,) = study.parts["procedures-2-and-3"].sources
+    assert (source.part, source.by_seed) == ("procedure-1", True)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("optimizers-at-their-best", [16, 10]), ("procedures", None)])
+def test_studies_among_the_examples_are_valid(name: str, runs: list[int] | None) -> None:
+    specs = specs_of(FOLDER.parent / "studies" / f"{name}.yaml")
+    assert runs is None or [spec.run_count() for spec in specs] == runs
 
 
 def test_a_file_of_changes_is_merged_into_sections_and_replaces_lists(tmp_path: Path) -> None:

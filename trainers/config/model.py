@@ -31,7 +31,8 @@ class Model(Section):
     frozen: tuple[int | str, ...] = Field(default=(), max_length=257)
     """Parts that are not trained: `embeddings`, and layers, 0-based; empty = all parts are trained."""
     teacher: str | None = Field(default=None, max_length=4096)
-    """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`; unset = no distillation."""
+    """Frozen source model for distillation: a folder, `hub:<id>` or `run:<id>`, or one run
+    for each seed, `run:0=12,1=13`; unset = no distillation."""
     encoder: Annotated[str, NameIn(ENCODERS), described(ENCODERS, EncoderInfo.families)] = HUGGINGFACE.name
     """Implementation of the encoder layers."""
     binary: Quantised = Quantised()

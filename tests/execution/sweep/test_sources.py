@@ -69,6 +69,19 @@ def test_an_axis_over_teachers_gives_each_run_its_own(begin: Begin, source: Run,
     assert taught.turn.config.model.teacher == str(folder_of(settings, source) / "step-00000005")
 
 
+def test_each_seed_starts_from_the_run_that_is_named_for_it(
+    begin: Begin, store: Store, source: Run, settings: Settings
+) -> None:
+    sweep, experiment = begin(2, model={"name": "tiny", "teacher": f"run:0={source.id},1=999"})
+    taught = given(sweep)
+    assert taught.turn.config.model.teacher == str(folder_of(settings, source) / "step-00000005")
+    complete(sweep, store, taught)
+    assert sweep.next_turn() is Wait.over
+    first, second = store.runs.page(experiment_id=experiment.id).items
+    assert (first.seed, first.state, first.id) == (0, RunState.succeeded, taught.run_id)
+    assert (second.state, second.failure_message) == (RunState.failed, "run 999 no longer exists")
+
+
 def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     begin: Begin, store: Store, source: Run, settings: Settings
 ) -> None:

@@ -314,7 +314,7 @@ def test_json_is_all_that_is_on_standard_output(full_house: House, command: str)
         ("submit missing.yaml", 3, "error: missing.yaml: no such file\n"),
         ("shwo 1", 2, "error: No such command 'shwo'. Did you mean 'show'? See `stillhouse --help`.\n"),
         ("list --limit none", 2, "`stillhouse list --help`.\n"),
-        ("compare", 2, "error: Missing argument 'ID...'. See `stillhouse compare --help`.\n"),
+        ("compare", 2, "error: give experiments, such as 17, or --study with its number\n"),
     ],
 )
 def test_an_error_is_one_line_on_standard_error_with_its_code(

@@ -122,6 +122,9 @@ function header(experiment, cluster) {
         "project",
         h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project),
       ),
+      experiment.study
+        ? fact("part", `${experiment.study.part} of study ${experiment.study.id}: ${experiment.study.name}`)
+        : null,
       fact("submitted", when(experiment.created_s)),
       experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
       experiment.totals

@@ -1,0 +1,81 @@
+"""Studies: several experiments that are submitted, followed and cancelled as one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from api.access import MANAGE_STUDY, MAX_ID, SEE_STUDY, SIGNED_IN, SUBMIT
+from api.deps import CurrentUser, IdempotencyKey, StoreDep
+from api.problems import declared
+from service.domain.records import Items
+from service.domain.serialization import to_json
+from service.domain.studies import StudyDetail
+
+router = APIRouter(prefix="/api/v1/studies", tags=["experiments"])
+
+StudyId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the study.", examples=[2])]
+
+_EXAMPLE = """\
+study: distillation
+parts:
+  teacher: {task: {name: imdb, path: imdb}, model: {name: mini}, seeds: [0, 1]}
+  student:
+    task: {name: imdb, path: imdb}
+    model: {name: tiny, teacher: {run: teacher/seed}}
+    seeds: [0, 1]
+"""
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "The study, in YAML or JSON: `study`, and `parts` with a spec each. At most 1 MiB.",
+        "content": {"application/yaml": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+    }
+}
+
+
+@router.post(
+    "",
+    dependencies=[SUBMIT],
+    status_code=201,
+    response_model=StudyDetail,
+    summary="Submit a study",
+    openapi_extra=_BODY,
+    responses=declared("idempotency-mismatch", "conflict"),
+)
+async def submit_study(
+    request: Request, user: CurrentUser, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Check all parts, then store the study with the experiments of those that need no other part.
+
+    A scheduler submits a later part, for its owner, once the parts that it needs have succeeded. The same
+    Idempotency-Key and body again get the same study with `Idempotent-Replayed: true`.
+    """
+    study, created = await request.app.state.intake.submit_study(await request.body(), user, idempotency_key)
+    headers = {"Location": f"/api/v1/studies/{study.id}"}
+    if not created:
+        headers["Idempotent-Replayed"] = "true"
+    return Response(to_json(study), 201, headers, "application/json")
+
+
+@router.get("", dependencies=[SIGNED_IN], summary="List studies")
+def list_studies(
+    store: StoreDep,
+    user: CurrentUser,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most entries in the answer.")] = 50,
+) -> Items[StudyDetail]:
+    """The newest first, with the state of their parts."""
+    return Items(store.studies.newest(limit=limit, visible=user.visible))
+
+
+@router.get("/{study_id}", dependencies=[SEE_STUDY], summary="Get a study")
+def get_study(study_id: StudyId, store: StoreDep) -> StudyDetail:
+    """One study with the state of its parts and of their experiments."""
+    return store.studies.get(study_id)
+
+
+@router.post("/{study_id}/cancel", dependencies=[MANAGE_STUDY], summary="Cancel a study")
+def cancel_study(study_id: StudyId, store: StoreDep, user: CurrentUser) -> StudyDetail:
+    """Ask all its runs to end, and submit no further part; what has ended stays as it is."""
+    return store.studies.cancel(study_id, actor=user.actor)

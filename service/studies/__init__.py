@@ -1,0 +1,147 @@
+"""Later parts of studies: once the parts that one needs have succeeded, it is submitted for its owner.
+
+Several processes may do this at the same time, and one may die at any moment: a part leaves `waiting` in the
+transaction that stores its experiment, and what is left to do is read from the database.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+from service.config.document import Problem, SpecError, parse
+from service.config.settings import Settings
+from service.db.errors import NotFound
+from service.domain.access import EVERYTHING, Action, Actor, Visibility
+from service.domain.shares import month_of
+from service.domain.states import ExperimentState
+from service.domain.studies import PartState, StudyPart
+from service.planner.forecasting import budget_problems
+from service.scheduling.admission import admit, read_spec
+from service.specs.experiment import ExperimentSpec
+from service.specs.project_limits import NO_LIMITS, refused_priority, spent_budget
+from service.specs.study import parse_study, part_text
+from service.store import NewExperiment, Store, StoreError
+from service.store.people import Refused
+from service.store.studies import WaitingStudy
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 2.0  # Between looks for parts whose turn has come
+
+
+class NotPossible(Exception):
+    """A part cannot be submitted; the message is one line."""
+
+
+class StudyParts:
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store, self._settings = store, settings
+        self._catalogue = settings.catalogue()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                self.run_once()
+            except StoreError as error:
+                logger.warning("parts of studies wait for the database: %s", error)
+            stop.wait(EVERY_S)
+
+    def run_once(self) -> None:
+        """Submits the parts whose turn has come, and refuses those that never can be."""
+        for waiting in self._store.studies.waiting():
+            known = {part.name: part for part in waiting.study.parts}
+            for part in waiting.study.parts:
+                if part.state is not PartState.waiting:
+                    continue
+                needed = [known[name] for name in part.needs]
+                try:
+                    if reason := next(filter(None, map(_never_succeeds, needed)), None):
+                        raise NotPossible(reason)
+                    if all(_succeeded(one) for one in needed):
+                        self._submit(waiting, part, known)
+                except NotPossible as error:
+                    self._store.studies.refuse_part(waiting.study.id, part.name, str(error))
+                    known[part.name] = replace(part, state=PartState.refused)
+                    logger.info("study %d: part %s is refused: %s", waiting.study.id, part.name, error)
+                except OSError as error:
+                    logger.warning("study %d: part %s waits: %s", waiting.study.id, part.name, error)
+
+    def _submit(self, waiting: WaitingStudy, part: StudyPart, known: Mapping[str, StudyPart]) -> None:
+        from service.studies.best import written  # The statistics are large, and seldom needed.
+
+        study = waiting.study
+        try:
+            spec = parse_study(parse(waiting.text.encode()), self._catalogue).parts[part.name]
+            document, chosen = written(self._store, spec, known)
+            new = self._admitted(study.owner, part_text(study.name, part.name, document))
+            experiment = self._store.studies.submit_part(study.id, part.name, new, chosen)
+        except SpecError as error:
+            raise NotPossible(str(error)) from None
+        if experiment is not None:
+            logger.info("study %d: part %s is experiment %d", study.id, part.name, experiment.id)
+
+    def _admitted(self, owner: str, text: str) -> NewExperiment:
+        spec = read_spec(text.encode(), self._catalogue)
+        visible = self._permitted(owner, spec)
+        if problems := budget_problems(spec, self._store, self._catalogue):
+            raise SpecError(problems)
+        # The cluster was judged when the study was submitted: a node that is away now does not end it.
+        plans, reuse = admit(
+            spec,
+            self._settings,
+            self._catalogue,
+            None,
+            now_s=self._store.clock(),
+            find_run=functools.partial(self._store.runs.find, visible=visible),
+            find_equal=functools.partial(self._store.runs.equal, visible=visible),
+        )
+        limits = self._store.projects.all_limits().get(spec.project) or NO_LIMITS
+        return NewExperiment(
+            spec,
+            plans,
+            text,
+            owner,
+            reuse=reuse,
+            actor=Actor(owner),
+            most_queued=limits.queued_runs_per_user,
+        )
+
+    def _permitted(self, owner: str, spec: ExperimentSpec) -> Visibility:
+        """Checks what the owner may do by now, and returns what they see; who is no user sees everything."""
+        project, limits = spec.project, self._store.projects.all_limits().get(spec.project) or NO_LIMITS
+        try:
+            self._store.people.user(owner)
+            principal = self._store.people.principal_of_user(owner)
+        except NotFound:
+            return EVERYTHING  # Let in by the first token or on loopback, without being a user.
+        except Refused as refused:
+            raise NotPossible(f"{owner}: {refused}") from None
+        reason = principal.lacks(Action.submit, project, owner)
+        if reason is None and not principal.administrator:
+            reason = refused_priority(limits, project, principal.roles.get(project), spec.queue.priority)
+        if reason is None and limits.budgets.limited():
+            now = month_of(self._store.clock()).name
+            reason = spent_budget(limits, project, self._store.projects.spent(project), now)
+        if reason is not None:
+            raise SpecError([Problem("invalid-value", "project", reason)])
+        return principal.visibility
+
+
+def _succeeded(part: StudyPart) -> bool:
+    return part.experiment is not None and part.experiment.state is ExperimentState.succeeded
+
+
+def _never_succeeds(part: StudyPart) -> str | None:
+    """Why a part that another needs has no result and will have none; None = it has, or may have."""
+    if part.state in (PartState.refused, PartState.cancelled):
+        return f"part {part.name} was {part.state}"
+    if part.state is PartState.submitted and part.experiment is None:
+        return f"the experiment of part {part.name} was deleted"
+    if part.experiment and part.experiment.state in (ExperimentState.failed, ExperimentState.cancelled):
+        ended = "failed" if part.experiment.state is ExperimentState.failed else "was cancelled"
+        return f"part {part.name} {ended} (experiment {part.experiment.id})"
+    return None
