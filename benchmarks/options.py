@@ -185,14 +185,20 @@ def command() -> str:
 
 
 def commit() -> str | None:
-    """Returns the commit that is checked out, with `-dirty` where files differ from it; None without git."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """Returns the commit that is checked out, with `-dirty` where code differs from it; None without git."""
+    code = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs")
     try:
-        done = subprocess.run(
-            describe, cwd=RESULTS.parent, capture_output=True, text=True, check=True, timeout=20
-        )
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{head}-dirty" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=20
+    )
     return done.stdout.strip()
 
 

@@ -360,12 +360,13 @@ def _print_guide(answer: Guide) -> None:
 
 
 def _found(guideline: Guideline) -> str:
+    """The verdict of one experiment; else `A is better 2, undecided 1`."""
     claim = guideline.evidence[0].pair.claim
-    if len(guideline.evidence) == 1 and claim is not None:
-        return _verdict(claim)
+    if len(guideline.evidence) == 1:
+        return guideline.finding if claim is None else _verdict(claim)
     if guideline.finding == "conflicting":
         return guideline.finding
-    return f"{guideline.finding} ({guideline.counts[guideline.finding]} of {len(guideline.evidence)})"
+    return ", ".join(f"{verdict} {count}" for verdict, count in guideline.counts.items())
 
 
 def _said(pair: TestedPair) -> str:

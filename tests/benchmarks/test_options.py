@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -52,7 +53,9 @@ def test_kept_figures_name_the_command_and_the_machine(results, capsys):
     document = json.loads((results / "claims-cpu.json").read_text())
     assert (document["claims_per_s"], document["spread"]) == (3.5, [3, 4])
     assert document["environment"]["packages"]["numpy"]
+    assert document["environment"]["date"]
     assert "python -m " in document["command"]
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", document["commit"])
     assert "spread" not in json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
