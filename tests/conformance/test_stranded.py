@@ -473,7 +473,7 @@ def interleave(store: Store, examples: int, steps: int = 40) -> None:
 
 
 def test_no_interleaving_strands_a_run(store: Store) -> None:
-    interleave(store, 8)
+    interleave(store, 3)
 
 
 @pytest.mark.slow
