@@ -60,7 +60,7 @@ EXAMPLES: Mapping[type[Serializable], dict[str, Any]] = {
                 "shared": 0, "disturbed": 0, "disturbed_by": {},
             }
         ],
-        "best": {}, "claims": [], "notes": [], "kernels": [], "tuning": None,
+        "best": {}, "claims": [], "notes": [], "kernels": [], "agreement": [], "tuning": None,
         "published": None,
     },
     ScoreAnswer: {

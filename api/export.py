@@ -72,7 +72,9 @@ def answer(
     columns = [*_TYPES, "point"]
     if experiment_id is not None:
         _, canonical = store.experiments.spec(experiment_id)
-        columns = [*_TYPES, *(f"axis.{axis}" for axis in json.loads(canonical)["search"]["axes"])]
+        spec = json.loads(canonical)
+        own = [name for name in _TYPES if name != "repeat" or spec.get("repeats", 1) > 1]
+        columns = [*own, *(f"axis.{axis}" for axis in spec["search"]["axes"])]
     chunks = _WRITERS[format](_pages(read(None), read, columns), columns)
     return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))
 

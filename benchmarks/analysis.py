@@ -109,7 +109,7 @@ def ten_thousand_runs() -> RunTable:
         figures["accuracy"] = 0.9 + float(generator.normal(0, 0.003))
         known: dict[str, Any] = {
             "id": number, "experiment_id": 1, "index": number - 1, "cell": str((number - 1) // _SEEDS),
-            "seed": seed, "point": point, "state": RunState.succeeded, "task": "imdb",
+            "seed": seed, "repeat": 0, "point": point, "state": RunState.succeeded, "task": "imdb",
             "energy_provenance": "modelled",
             **{name: figures[name] for name in names[:4]},
         }  # fmt: skip

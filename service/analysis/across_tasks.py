@@ -20,6 +20,7 @@ from scipy import stats
 from service.analysis.answers import AnalysisError, Improvement, TaskFigure, TasksAnswer, TaskStanding
 from service.analysis.claims import MOST_PAIRS
 from service.analysis.question import Question
+from service.analysis.repeats import means_by_seed
 from service.analysis.run_table import RunTable
 from service.domain.formats import axis_value
 from service.domain.grid import fields_of
@@ -132,7 +133,7 @@ def _axes_of_tasks(run_table: RunTable, names: Sequence[str]) -> list[str]:
 
 
 def _signed(metric: Metric, figures: Mapping[int, float]) -> Values:
-    values = np.array(list(figures.values()))
+    values = np.array(list(means_by_seed(figures).values()))
     return values if metric.better == "higher" else -values
 
 

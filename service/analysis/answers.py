@@ -56,6 +56,20 @@ class TestedPair(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class SeedAgreement(Serializable):
+    """Whether the repeats of a configuration's seed gave the same figures, and how much their time varied."""
+
+    label: str  # Axis values in words
+    point: Point  # Axis values by dotted name
+    seed: int  # The seed
+    runs: int  # Repeats that trained to full length
+    equal: bool  # Whether training loss and judged figure are bitwise the same in all of them
+    differing: Mapping[str, tuple[Number, Number]]  # Least and greatest value of those that are not, by name
+    time_rsd_pct: Number | None
+    """Relative standard deviation of their total times, in percent; null where fewer than two have one."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelRow(Serializable):
     """One kernel in one row's profiled runs."""
 
@@ -142,6 +156,8 @@ class ComparisonAnswer(Serializable):
     notes: tuple[str, ...]  # What a reader must know to read the answer correctly
     kernels: tuple[KernelRow, ...] = ()
     """Kernels of each row, the one with the most time first; empty when none were asked for or profiled."""
+    agreement: tuple[SeedAgreement, ...] = ()
+    """Whether repeats of a seed agree, by configuration and seed; empty where no seed ran more than once."""
     tuning: Tuning | None = None  # How each row's best values were chosen; null unless asked for
     published: PublishedComparison | None = None  # Printed figures next to own ones; null unless given
 
@@ -218,7 +234,7 @@ class Ratio(Serializable):
     """Lower end of the 95% interval of the means' ratio (Fieller), paired by seed like a claim; null with
     fewer than two seeds on a side."""
     high: Number | None  # Upper end of it; may be infinite
-    pairs: int  # Seeds that were paired; 0 when unpaired
+    pairs: int  # Seeds that were paired, or runs where each repeat of a seed counts; 0 when unpaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +351,8 @@ class Claim(Serializable):
     """What the seeds say about A against B on one metric. Differences are A minus B."""
 
     metric: str  # Name with its unit
-    mean_a: Number  # Mean of A over seeds
-    mean_b: Number  # Mean of B over seeds
+    mean_a: Number  # Mean of A over the values that are tested
+    mean_b: Number  # Mean of B over the values that are tested
     difference: Number  # Mean difference, in the metric's unit
     relative: Number | None  # Difference divided by the size of B's mean; null when that is 0
     relative_low: Number | None
@@ -355,7 +371,7 @@ class Claim(Serializable):
     p_value: Number
     """Two-sided, corrected over `claims` (Holm's steps, by Shaffer's count of pairs that can be equal)."""
     p_equivalent: Number | None  # Larger p-value of the two one-sided tests, corrected; null without a margin
-    pairs: int  # Seeds that were paired; 0 when unpaired
+    pairs: int  # Seeds that were paired, or runs where each repeat of a seed counts; 0 when unpaired
     seeds_a: int  # Seeds of A
     seeds_b: int  # Seeds of B
     examples: int

@@ -23,6 +23,7 @@ from service.analysis.claims import Family
 from service.analysis.question import Question
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
+from service.analysis.repeats import means_by_seed
 from service.analysis.run_table import RunTable
 from service.analysis.uncertainty import Resolution
 from service.domain.metrics import Metric
@@ -65,7 +66,9 @@ class AtBest(Question):
             shared = set.intersection(*(seeds_of[cell.label] for cell in cells))
             deciding = shared or set.union(*(seeds_of[cell.label] for cell in cells))
             values = {
-                cell.label: [of for seed, of in cell.figures[metric.name].items() if seed in deciding]
+                cell.label: [
+                    of for seed, of in means_by_seed(cell.figures[metric.name]).items() if seed in deciding
+                ]
                 for cell in cells
             }
             most = max(map(len, values.values()))

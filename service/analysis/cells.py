@@ -11,6 +11,7 @@ from typing import Any
 from service.analysis.answers import AnalysisError
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
+from service.analysis.repeats import counts_repeats, replicate_of, seed_of
 from service.analysis.run_table import Column
 from service.domain.metrics import energy_source
 from service.domain.records import Run
@@ -29,7 +30,7 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
 def configurations(
     runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
 ) -> list[Configuration]:
-    """Returns each cell's figures by metric and seed; a seed that ran more than once counts with its mean."""
+    """Returns each cell's figures by metric and replicate; what ran more than once counts with its mean."""
     values = {metric: columns(metric).tolist() for metric in metrics}
     return [_configuration(runs, positions, values) for positions in cells]
 
@@ -44,20 +45,22 @@ def _configuration(
     figures: dict[str, dict[int, float]] = {}
     having: dict[str, dict[int, tuple[int, ...]]] = {}
     for metric, column in columns.items():
-        of_seeds: dict[int, list[float]] = {}
+        each = counts_repeats(metric)
+        of_replicates: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
         # Measured and modelled energy never share a number.
         mixed = len({source for run in done if (source := energy_source(run, metric)) is not None}) > 1
         for run, position in zip(done, finished, strict=True):
             value = column[position]
             if not mixed and value == value:
-                of_seeds.setdefault(run.seed, []).append(value)
-                ids.setdefault(run.seed, []).append(run.id)
+                replicate = replicate_of(run, each)
+                of_replicates.setdefault(replicate, []).append(value)
+                ids.setdefault(replicate, []).append(run.id)
         figures[metric] = {
-            seed: values[0] if len(values) == 1 else statistics.fmean(values)
-            for seed, values in of_seeds.items()
+            replicate: values[0] if len(values) == 1 else statistics.fmean(values)
+            for replicate, values in of_replicates.items()
         }
-        having[metric] = {seed: tuple(of) for seed, of in ids.items()}
+        having[metric] = {replicate: tuple(of) for replicate, of in ids.items()}
     return Configuration(
         label=label_of(point),
         point=point,
@@ -81,7 +84,8 @@ class Side:
 
     label: str
     point: Mapping[str, Any]
-    values: Mapping[str, Mapping[int, float]]  # By metric and seed; means over the same cells on every side
+    values: Mapping[str, Mapping[int, float]]
+    """By metric and replicate; means over the same cells on every side."""
     runs: Mapping[str, Mapping[int, Sequence[Sequence[int]]]] = field(default_factory=dict)
     """Ids of the runs behind each value, of each cell."""
 
@@ -186,7 +190,7 @@ def _averages(
                 {seed: [cell.runs.get(metric, {}).get(seed, ()) for cell in cells] for seed in whole},
             )
         )
-        partial = [str(seed) for seed in seeds if seed not in whole]
+        partial = dict.fromkeys(str(seed_of(seed)) for seed in seeds if seed not in whole)
         if partial:
             reasons.append(
                 f"{_label(group[0], axes)}: seed {', '.join(partial)} did not finish on every side and is "

@@ -4,6 +4,7 @@ The rules, stated so that they can be argued with:
 
 - Seeds that both sides ran are paired when every seed of the smaller side is among them and there
   are at least two; a paired comparison removes what a seed does to both sides alike.
+- Repeats of a seed are one value of accuracy and several of time (`service.analysis.repeats`).
 - Paired: t-test of the differences. Unpaired: Welch's t-test. Both two-sided, with a variance between
   seeds that is at least what the figure's steps cause (`service.analysis.uncertainty`): seeds that
   happen to agree are not evidence.
@@ -26,6 +27,7 @@ many claims survives with few seeds, and a bootstrap has nothing to resample the
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import math
@@ -38,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.analysis.answers import AnalysisError, Claim, Test, Verdict
+from service.analysis.repeats import compared_values, seed_of
 from service.analysis.uncertainty import (
     Resolution,
     Uncertainty,
@@ -77,7 +80,7 @@ def compare(
     resolution: Resolution | None = None,
     scores: tuple[UnitScores, UnitScores] | None = None,
 ) -> Claim:
-    """Tests A against B, from values by seed in the metric's unit.
+    """Tests A against B, from values by replicate in the metric's unit.
 
     Args:
         margin: Largest difference that counts as none, in the metric's unit.
@@ -89,7 +92,7 @@ def compare(
     steps = resolution_of(metric) if resolution is None else resolution
     tables = None if scores is None else _tables({"a": scores[0], "b": scores[1]})
     of_units = None if tables is None else (tables["a"], tables["b"])
-    claim, uncertainty = _tested(metric, _sample(a, b, steps, of_units), margin, alpha)
+    claim, uncertainty = _tested(metric, _sample(metric, a, b, steps, of_units), margin, alpha)
     return _judged(claim, uncertainty, better, alpha)
 
 
@@ -137,14 +140,18 @@ class Family:
 
     def _test(self, a: str, b: str) -> tuple[Claim, Uncertainty]:
         of_units = (self._scores[a], self._scores[b]) if a in self._scores and b in self._scores else None
-        sample = _sample(self.sides[a], self.sides[b], self._steps, of_units)
+        sample = _sample(self.metric, self.sides[a], self.sides[b], self._steps, of_units)
         return _tested(self.metric, sample, self.margin, self.alpha)
 
     def _correct(self, testable: Sequence[str]) -> Mapping[frozenset[str], tuple[float, float]]:
         pairs = list(itertools.combinations(testable, 2))
-        tested = [self._test(a, b)[0] for a, b in pairs]
-        differs = shaffer([claim.p_value for claim in tested], len(testable))
-        same = holm([1.0 if claim.p_equivalent is None else claim.p_equivalent for claim in tested])
+        differs, same = [1.0] * len(pairs), [1.0] * len(pairs)
+        for at, (a, b) in enumerate(pairs):
+            with contextlib.suppress(AnalysisError):  # They ran different seeds, and too few.
+                claim = self._test(a, b)[0]
+                differs[at] = claim.p_value
+                same[at] = 1.0 if claim.p_equivalent is None else claim.p_equivalent
+        differs, same = shaffer(differs, len(testable)), holm(same)
         return {frozenset(pair): of for pair, of in zip(pairs, zip(differs, same, strict=True), strict=True)}
 
 
@@ -190,6 +197,8 @@ class _Sample:
 
     a: Values
     b: Values
+    seeds_a: int
+    seeds_b: int
     pairs: int
     uncertainty: Uncertainty
     examples: int
@@ -203,15 +212,19 @@ class _Sample:
 
 
 def _sample(
+    metric: str,
     a: Mapping[int, float],
     b: Mapping[int, float],
     resolution: Resolution,
     scores: tuple[_Scores, _Scores] | None,
 ) -> _Sample:
-    shared = sorted(a.keys() & b.keys())
-    paired = len(shared) >= 2 and len(shared) == min(len(a), len(b))
-    seeds_a, seeds_b = (shared, shared) if paired else (list(a), list(b))
-    left, right = np.array([a[seed] for seed in seeds_a]), np.array([b[seed] for seed in seeds_b])
+    of = compared_values(a, b)
+    left, right, paired = of.a, of.b, of.pairs > 0
+    if min(len(left), len(right)) < 2:
+        raise AnalysisError(
+            f"A and B share fewer than two runs with {metric}, and one has a single seed; a claim needs two "
+            "seeds of both, or two repeats of a seed that both ran"
+        )
     difference = left.mean() - right.mean()
     least = resolution.run_variance(np.concatenate((left, right)), difference)
     if paired:
@@ -222,17 +235,21 @@ def _sample(
         spread, at_least = min(left.var(ddof=1), right.var(ddof=1)), least
     tables = None
     if scores is not None:
-        of_a, of_b = _rows(scores[0], seeds_a, left), _rows(scores[1], seeds_b, right)
+        of_a, of_b = _rows(scores[0], of.of_a, left), _rows(scores[1], of.of_b, right)
         tables = None if of_a is None or of_b is None else (of_a, of_b)
     return _Sample(
         left,
         right,
-        len(shared) if paired else 0,
+        len({*map(seed_of, of.of_a)}),
+        len({*map(seed_of, of.of_b)}),
+        of.pairs,
         seeds if tables is None else _over_examples(seeds, *tables, paired=paired),
         0 if tables is None else tables[0].shape[1],
         math.sqrt(float(least)),
         bool(spread < at_least),
-        statistics.fmean(a.values()) - statistics.fmean(b.values()),
+        statistics.fmean(a.values()) - statistics.fmean(b.values())
+        if paired or len(left) + len(right) < len(a) + len(b)
+        else float(difference),
     )
 
 
@@ -297,14 +314,14 @@ def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) ->
         p_value=uncertainty.p_value(difference),
         p_equivalent=None if margin is None else _equivalence(uncertainty, difference, margin),
         pairs=sample.pairs,
-        seeds_a=len(sample.a),
-        seeds_b=len(sample.b),
+        seeds_a=sample.seeds_a,
+        seeds_b=sample.seeds_b,
         examples=sample.examples,
         resolution=sample.resolution,
         at_resolution=sample.at_resolution,
         margin=margin,
         claims=1,
-        reversed=sample.pairs > 0 and sample.overall * difference <= 0.0 and difference != 0.0,
+        reversed=sample.overall * difference <= 0.0 and difference != 0.0,
         verdict="undecided",
         more_seeds=None,
     )
@@ -349,18 +366,19 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
     too few examples.
     """
     present = min(claim.seeds_a, claim.seeds_b)
+    each = max(1, claim.pairs // present)  # Runs of a seed that count
     goals = [abs(claim.difference)]
     if claim.margin is not None and claim.margin > abs(claim.difference):
         goals.append(claim.margin - abs(claim.difference))
     sides = 1 if claim.pairs else 2
 
     def decides(seeds: int) -> bool:
-        then = uncertainty.with_seeds(present, seeds, sides * (seeds - 1))
+        then = uncertainty.with_seeds(present, seeds, sides * (seeds * each - 1))
         return bool(then.reach(alpha / claim.claims, POWER) <= max(goals))
 
     if not decides(MOST_SEEDS):
         return None
-    needed = bisect.bisect_left(range(MOST_SEEDS), True, lo=2, key=decides)
+    needed = bisect.bisect_left(range(MOST_SEEDS), True, lo=2 if each == 1 else 1, key=decides)
     return max(1, needed - present)
 
 
@@ -379,7 +397,7 @@ def _check(
 def _untestable(metric: str, values: Mapping[int, float]) -> str | None:
     if len(values) < 2:
         return f"{'one seed' if values else 'no seed'} with {metric}; a claim needs at least two"
-    bad = sorted(seed for seed, value in values.items() if not math.isfinite(value))
+    bad = sorted(seed_of(replicate) for replicate, value in values.items() if not math.isfinite(value))
     if bad:
         return f"a {metric} that is not finite at seed {bad[0]}; leave that seed out"
     return None

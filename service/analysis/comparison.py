@@ -1,8 +1,8 @@
 """Runs side by side by axis, with mean and spread over seeds. Pure.
 
 There is one row per combination of the chosen axes' values. Within a row every cell (one combination of all
-axes) weighs the same, however many of its seeds have finished, and the spread is that between seeds of a
-cell, so that it never contains the effect of an axis.
+axes) weighs the same, however many of its seeds have finished, and the spread is that between the replicates
+of a cell (`service.analysis.repeats`), so that it never contains the effect of an axis.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from service.analysis.answers import ComparedRow, ComparisonAnswer
 from service.analysis.ranking import label_of
+from service.analysis.repeats import counts_repeats, replicate_of
 from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread, energy_source
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
@@ -111,11 +112,18 @@ def _spreads(
             if run.state in RUN_STATES_WITH_RESULT:
                 cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
     group_of = np.array([group for group, _ in numbers], dtype=int)
+    keys = [np.array([replicate_of(run, each) for run in runs], dtype=np.int64) for each in (False, True)]
     spreads: list[dict[str, Spread | None]] = [{} for _ in groups]
     for metric in metrics:
         values = column(metric.name)
         counted = (cell_of >= 0) & np.isfinite(values)
         of, figures = cell_of[counted], values[counted]
+        units, unit_of = np.unique(
+            np.stack((of, keys[counts_repeats(metric.name)][counted])), axis=1, return_inverse=True
+        )
+        if units.shape[1] < len(of):
+            of, unit_of = units[0], unit_of.ravel()
+            figures = np.bincount(unit_of, figures) / np.bincount(unit_of)
         count = np.bincount(of, minlength=len(numbers))
         mean = np.bincount(of, figures, len(numbers)) / np.maximum(count, 1)
         square = np.bincount(of, (figures - mean[of]) ** 2, len(numbers))

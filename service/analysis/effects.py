@@ -1,10 +1,10 @@
 """What each axis does to a metric: main effects, interactions, and doubts about the tests.
 
-The seed is the unit of replication. An axis' effect is the claim that `compare` makes about two of its
-values: per seed, the mean over the cells of the other axes that every value has
-(`service.analysis.cells.sides`), tested by `service.analysis.claims` and corrected over all pairs of the
-axis' values, so the two cannot contradict each other. Time, cost, energy and throughput have effects that
-are ratios of means and read "-60%"; others, such as accuracy, are differences.
+The seed is the unit of replication, or of times its repeats (`service.analysis.repeats`). An axis' effect is
+the claim that `compare` makes about two of its values: per replicate, the mean over the cells of the other
+axes that every value has (`service.analysis.cells.sides`), tested by `service.analysis.claims` and corrected
+over all pairs of the axis' values, so the two cannot contradict each other. Time, cost, energy and throughput
+have effects that are ratios of means and read "-60%"; others, such as accuracy, are differences.
 
 An interaction of two axes is tested on its contrasts within each seed, in logarithms where effects are
 ratios, so that it means that the ratio itself changes (`service.analysis.uncertainty.of_blocks`). Seeds that
@@ -28,6 +28,7 @@ from service.analysis.cells import Side, sides
 from service.analysis.claims import Family
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
+from service.analysis.repeats import seed_of, units_of
 from service.analysis.uncertainty import Resolution, of_blocks, resolution_of
 from service.domain.formats import axis_value
 
@@ -133,9 +134,10 @@ def _level(axis: str, values: Sequence[Any], claim: Claim, at: int, scale: Scale
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Figures as arrays: C cells, S seeds, A axes that vary."""
+    """Figures as arrays: C cells, S replicates, A axes that vary."""
 
     axes: Mapping[str, Sequence[Any]]
+    replicates: Sequence[int]
     codes: Codes  # (C, A): each cell's value positions
     figures: Matrix  # (C, S): the metric, NaN = no run
     values: Matrix  # (C, S): the same on the model's scale
@@ -216,12 +218,14 @@ def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
     for row, cell in enumerate(cells):
         for seed, value in cell.figures[metric].items():
             if not math.isfinite(value):
-                raise AnalysisError(f"{metric} of {cell.label} is not finite at seed {seed}; leave it out")
+                raise AnalysisError(
+                    f"{metric} of {cell.label} is not finite at seed {seed_of(seed)}; leave it out"
+                )
             figures[row, seeds[seed]] = value
     if scale == "ratio" and np.nanmin(figures) <= 0:
         raise AnalysisError(f"{metric} is 0 or less in some run; ratios need positive values")
     codes = np.array([[levels.index(cell.point[name]) for name, levels in axes.items()] for cell in cells])
-    return _Grid(axes, codes, figures, np.log(figures) if scale == "ratio" else figures)
+    return _Grid(axes, list(seeds), codes, figures, np.log(figures) if scale == "ratio" else figures)
 
 
 def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: Scale) -> Term | None:
@@ -236,14 +240,17 @@ def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: S
     if not len(chosen):
         return None
     together = np.isfinite(grid.values[chosen]).all(axis=0)
-    seeds = int(together.sum())
-    if seeds < 2:
+    replicates = [grid.replicates[at] for at in np.flatnonzero(together).tolist()]
+    if len(replicates) < 2:
         return None
-    table = np.zeros((counts[0] * counts[1], seeds))
+    table = np.zeros((counts[0] * counts[1], len(replicates)))
     np.add.at(table, combination[chosen], grid.values[np.ix_(chosen, together)])
     cells = len(chosen) // len(table)
     table /= cells
     contrasts = table.T @ np.kron(orthonormal_contrasts(counts[0]), orthonormal_contrasts(counts[1]))
+    units = units_of(replicates, contrasts)
+    if len(units) < len(replicates):
+        contrasts = np.array([contrasts[of].mean(axis=0) for of in units])
     figures = grid.figures[np.ix_(chosen, together)]
     largest = np.abs(contrasts.mean(axis=0)).max()
     least = float(steps.run_variance(figures.ravel(), largest)) / cells
@@ -252,6 +259,7 @@ def _interaction(grid: _Grid, pair: tuple[int, int], steps: Resolution, scale: S
     _, p_value = of_blocks(contrasts, least)
     means = table.mean(axis=1).reshape(counts)
     deviations = means - means.mean(axis=0) - means.mean(axis=1)[:, None]
+    seeds = len({*map(seed_of, replicates)})
     return Term((names[pair[0]], names[pair[1]]), seeds, float(p_value), grid.share(deviations))
 
 

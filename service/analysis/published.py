@@ -17,6 +17,7 @@ from service.analysis.answers import BadQuestion, Condition, PublishedComparison
 from service.analysis.question import Question
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
+from service.analysis.repeats import means_by_seed, units_of
 from service.analysis.run_table import flat_spec
 from service.config.document import RefusedDocument, load_yaml
 from service.config.hardware import nearest
@@ -98,7 +99,7 @@ def compare_published(
             continue
         lacking = []
         for name, printed in row.figures.items():
-            if values := list(found.figures[name].values()):
+            if values := found.figures[name]:
                 figures.append(_figure(label, found, name, printed, values, question))
             else:
                 lacking.append(name)
@@ -121,10 +122,10 @@ def _figure(
     cell: Configuration,
     name: str,
     printed: float,
-    values: Sequence[float],
+    values: Mapping[int, float],
     question: Question,
 ) -> PublishedFigure:
-    mean = math.fsum(values) / len(values)
+    mean = math.fsum(values.values()) / len(values)
     low, high = _interval(values, question, name)
 
     def over(value: float | None) -> float | None:
@@ -139,7 +140,7 @@ def _figure(
         mean=mean,
         low=low,
         high=high,
-        seeds=len(values),
+        seeds=len(means_by_seed(values)),
         ratio=over(mean),
         ratio_low=ends[0] if ends else None,
         ratio_high=ends[1] if ends else None,
@@ -147,13 +148,15 @@ def _figure(
 
 
 def _interval(
-    values: Sequence[float], question: Question, name: str
+    values: Mapping[int, float], question: Question, name: str
 ) -> tuple[float, float] | tuple[None, None]:
-    """Student's t over seeds, with the least spread that claims have."""
-    count = len(values)
+    """Student's t over seeds, or runs of theirs, with the least spread that claims have."""
+    array = np.array(list(values.values()))
+    units = units_of(list(values), array[:, None])
+    array = np.array([array[of].mean() for of in units])
+    count = len(array)
     if count < 2:
         return None, None
-    array = np.array(values)
     least = float(question.resolution(name).run_variance(array))
     reach = special.stdtrit(count - 1, 0.975) * math.sqrt(max(float(array.var(ddof=1)), least) / count)
     return float(array.mean() - reach), float(array.mean() + reach)

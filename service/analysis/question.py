@@ -30,6 +30,7 @@ from service.analysis.answers import (
     Recommendation,
     ScalingRow,
     ScoreAnswer,
+    SeedAgreement,
     SpeedupAnswer,
     SpeedupRow,
     TestedPair,
@@ -41,6 +42,7 @@ from service.analysis.comparison import compare
 from service.analysis.effects import effects, sentences
 from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
 from service.analysis.recommend import Configuration, recommend, recommend_per
+from service.analysis.repeats import agreement, agreement_notes
 from service.analysis.rows import Rows, is_at
 from service.analysis.speedup import WorkerShape, is_rate, ratio, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
@@ -106,6 +108,8 @@ class Question(Rows):
         rows = self._with_company(table)
         tested: tuple[TestedPair, ...] = ()
         notes = self._notes(chosen)
+        agreed = tuple(self._agreement())
+        notes += agreement_notes(agreed, self._to_agree)
         if claims or pair is not None:
             tested, more = self._claims(axes, chosen, pair, self._margins(margins), _level(alpha))
             if not untested and all(answer.claim is None for answer in tested):
@@ -120,7 +124,29 @@ class Question(Rows):
                 worse = getattr(pair_of, _LOSER[pair_of.claim.verdict])
                 if pair_of.metric in best and rows[best[pair_of.metric]].label == worse:
                     del best[pair_of.metric]
-        return replace(table, rows=rows, best=best, claims=tested, notes=tuple(notes), kernels=launched)
+        return replace(
+            table,
+            rows=rows,
+            best=best,
+            claims=tested,
+            notes=tuple(notes),
+            kernels=launched,
+            agreement=agreed,
+        )
+
+    @property
+    def _to_agree(self) -> list[str]:
+        """Figures that repeats of a seed have in common if training is deterministic."""
+        return [name for name in ("train_loss", self.judged_by.name) if self._has(name)]
+
+    def _agreement(self) -> Iterator[SeedAgreement]:
+        runs = self.run_table.runs
+        if not any(run.repeat for run in runs):
+            return
+        whole = [at for at, run in enumerate(runs) if self._is_finished[at] and run.reused_from is None]
+        columns = {name: self._column(name)[whole].tolist() for name in (*self._to_agree, "total_time_s")}
+        times = columns.pop("total_time_s")
+        yield from agreement([runs[at] for at in whole], columns, times)
 
     def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
         shared: Counter[str] = Counter()

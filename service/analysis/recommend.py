@@ -27,7 +27,7 @@ class Configuration:
 
     label: str
     point: Mapping[str, Any]
-    figures: Mapping[str, Mapping[int, float]]  # By metric, then by seed
+    figures: Mapping[str, Mapping[int, float]]  # By metric, then by replicate
     failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
     runs: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
 

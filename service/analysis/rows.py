@@ -260,7 +260,12 @@ class Rows:
             notes += trend.notes()
         seeds = {run.seed for run in finished}
         if len(seeds) == 1:
-            notes.append("one seed per configuration: the spread is unknown, so nothing can be claimed")
+            notes.append(
+                "one seed per configuration, repeated: claims on time, cost and energy hold for this seed, "
+                "and nothing can be claimed of other figures"
+                if any(run.repeat for run in finished)
+                else "one seed per configuration: the spread is unknown, so nothing can be claimed"
+            )
         return notes
 
     def _part_notes(self, metrics: Sequence[Metric]) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from service.analysis.answers import Ratio, ScalingRow, TimeToTarget
 from service.analysis.recommend import Configuration
+from service.analysis.repeats import compared_values
 from service.analysis.uncertainty import Resolution, relative_interval
 from service.domain.grid import fields_of
 from service.domain.metrics import Metric
@@ -33,18 +34,15 @@ def ratio(
     better: Better,
     resolution: Resolution = _REPEATABLE,
 ) -> Ratio | None:
-    """Returns how many times better `other` is, both by seed; None without positive values on both sides."""
+    """Returns how many times better `other` is, by replicate; None without positive values on both sides."""
     if not baseline or not other or min((*baseline.values(), *other.values())) <= 0.0:
         return None
     over, under = (baseline, other) if better == "lower" else (other, baseline)
-    shared = sorted(baseline.keys() & other.keys())
-    pairs = len(shared) if len(shared) >= 2 and len(shared) == min(len(baseline), len(other)) else 0
-    if pairs:
-        over, under = ({seed: side[seed] for seed in shared} for side in (over, under))
-    value = statistics.fmean(over.values()) / statistics.fmean(under.values())
-    if min(len(over), len(under)) < 2:
+    of = compared_values(over, under)
+    a, b, pairs = of.a, of.b, of.pairs
+    value = statistics.fmean(a) / statistics.fmean(b)
+    if min(len(a), len(b)) < 2:
         return Ratio(value, None, None, 0)
-    a, b = (np.array(list(side.values())) for side in (over, under))
     least = float(resolution.run_variance(np.concatenate((a, b)), a.mean() - b.mean()))
     low, high = relative_interval(a, b, least, 0.05, paired=pairs > 0)
     return Ratio(value, 1.0 + low, 1.0 + high, pairs)

@@ -66,6 +66,8 @@ def test_words(claim: Claim) -> str:
     seeds = str(claim.seeds_a)
     if claim.seeds_a != claim.seeds_b:
         seeds += f" and {claim.seeds_b}"
+    if claim.pairs > claim.seeds_a:
+        return f"{claim.test} over {claim.pairs} runs of {seeds} seed{'s' * (claim.seeds_a != 1)}"
     examples = f" and {claim.examples:,} examples" if claim.examples else ""
     return f"{claim.test} over {seeds} seeds{examples}"
 

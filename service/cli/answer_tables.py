@@ -75,7 +75,10 @@ def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
     spreads = [spread for row in answer.rows for spread in row.figures.values() if spread is not None]
     notes = []
     if any(spread.sd is not None for spread in spreads):
-        notes.append("mean ± standard deviation between seeds; * best mean; not tested for significance")
+        runs = ", of times between runs" if answer.agreement else ""
+        notes.append(
+            f"mean ± standard deviation between seeds{runs}; * best mean; not tested for significance"
+        )
     elif spreads:
         notes.append("* best value; not tested for significance")
     for row in answer.rows:

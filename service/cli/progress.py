@@ -19,7 +19,7 @@ from service.cli.connection import Target
 from service.cli.tables import axis_columns, score_text, state_text, step_text
 from service.cli.terminal import ExitCode, Failure, console, grid_table, json_text, note, say
 from service.client import Client, Ended
-from service.domain.formats import clock, counts_text, duration, point_text, title
+from service.domain.formats import clock, counts_text, duration, replicate_text, title
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.records import Event, ExperimentStatus, LogLine, Run, RunProgress
 from service.domain.states import (
@@ -115,12 +115,13 @@ class Board:
         axes, axis_cells = axis_columns(runs)
         shared = shared_headline(runs)
         judged = title(shared) if shared else "score"
+        seed = ["seed", *["repeat"] * any(run.repeat for run in runs)]
         losses = {run.id: self.latest.get(run.id, {}).get("loss", run.train_loss) for run in runs}
         rows = [
             (
                 f"run:{run.id}",
                 *(axis_cells(run) if with_axes else []),
-                run.seed,
+                *(getattr(run, of) for of in seed),
                 *([_bar(run, bar_width)] if bar_width else []),
                 step_text(run),
                 _phase(run),
@@ -130,8 +131,8 @@ class Board:
             for run in runs
         ]
         bar = ["progress"] if bar_width else []
-        headings = ("run", *(axes if with_axes else []), "seed", *bar, "step", "state", "loss", judged)
-        return grid_table(headings, rows, right={"seed", "step", "loss", judged})
+        headings = ("run", *(axes if with_axes else []), *seed, *bar, "step", "state", "loss", judged)
+        return grid_table(headings, rows, right={*seed, "step", "loss", judged})
 
     def preparing(self, run: Run) -> str | None:
         """Returns what a run waits for, or its last line while it prepares its data; otherwise None."""
@@ -142,7 +143,7 @@ class Board:
 
     def line(self, run: Run) -> str:
         latest = self.latest.get(run.id, {})
-        parts = [f"run:{run.id}", point_text(run.point), f"seed={run.seed}", str(run.state), step_text(run)]
+        parts = [f"run:{run.id}", replicate_text(run), str(run.state), step_text(run)]
         loss = latest.get("loss", run.train_loss)
         judged = score(run, latest)
         if loss is not None:

@@ -19,7 +19,7 @@ from service.domain.formats import (
     counts_text,
     duration,
     figure,
-    point_text,
+    replicate_text,
     short_names,
     title,
 )
@@ -86,12 +86,13 @@ def print_runs(runs: Sequence[Run], *, with_experiment: bool = False) -> None:
     axes, axis_cells = axis_columns(runs)
     shared = shared_headline(runs)
     judged = title(shared) if shared else "score"
+    seed = ["seed", *["repeat"] * any(run.repeat for run in runs)]
     rows = [
         (
             f"run:{run.id}" + (" ref." if run.is_reference else ""),
             *([run.experiment_id] if with_experiment else []),
             *axis_cells(run),
-            run.seed,
+            *(getattr(run, of) for of in seed),
             state_text(run.state) if run.reused_from is None else Text(f"= run:{run.reused_from}", "green"),
             step_text(run),
             figure("total_time_s", run.total_time_s),
@@ -100,8 +101,8 @@ def print_runs(runs: Sequence[Run], *, with_experiment: bool = False) -> None:
         for run in runs
     ]
     experiment = ["exp."] if with_experiment else []
-    headings = ("run", *experiment, *axes, "seed", "state", "step", "time", judged)
-    print_rows(headings, rows, right=("exp.", "seed", "step", "time", judged))
+    headings = ("run", *experiment, *axes, *seed, "state", "step", "time", judged)
+    print_rows(headings, rows, right=("exp.", *seed, "step", "time", judged))
 
 
 def score_text(run: Run, latest: Mapping[str, float] | None = None, *, named: bool) -> str:
@@ -212,7 +213,7 @@ def print_run(
 def _run_facts(run: Run, attempts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
     distilled = f", distilled from {run.teacher}," if run.teacher else ""
     strategy = strategy_text(run.strategy, attempts)
-    yield "point", f"{point_text(run.point) or 'no axes'} seed={run.seed}"
+    yield "point", replicate_text(run) if run.point else f"no axes {replicate_text(run)}"
     batch = f"batch {run.global_batch_size}"
     yield "trains", f"{run.student}{distilled} on {run.task}, {run.precision}, {batch}"
     yield "with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {strategy}"
@@ -409,6 +410,7 @@ def _figure(value: float | None) -> str:
 
 def preview_table(runs: Sequence[PlannedRun]) -> Table:
     axes, axis_cells = axis_columns(runs)
+    seed = ["seed", *["repeat"] * any(run.repeat for run in runs)]
     rows = []
     for run in runs:
         here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
@@ -418,9 +420,11 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
         devices = run.hardware if many == 1 else f"{_range(few, many)} x {run.hardware}"
         cpus = _range(run.cpus // many * few, run.cpus)
         price = _range(f"{run.min_price_usd_per_hour:.2f}", f"{run.price_usd_per_hour:.2f}")
-        rows.append((run.index, *axis_cells(run), run.seed, devices, cpus, price, here))
-    headings = ("#", *axes, "seed", "hardware", "CPUs", "USD/h", "runs here")
-    return grid_table(headings, rows, right=("#", "seed", "CPUs", "USD/h"))
+        rows.append(
+            (run.index, *axis_cells(run), *(getattr(run, of) for of in seed), devices, cpus, price, here)
+        )
+    headings = ("#", *axes, *seed, "hardware", "CPUs", "USD/h", "runs here")
+    return grid_table(headings, rows, right=("#", *seed, "CPUs", "USD/h"))
 
 
 def _range(low: object, high: object) -> str:

@@ -171,7 +171,7 @@ experiment_specs = Table(
     Column("canonical", Text, nullable=False),
 )
 
-cell_specs = Table(  # Runs that differ by seed alone share their resolved spec.
+cell_specs = Table(  # Its runs, of different seeds and repeats, share their resolved spec.
     "cell_specs",
     metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
@@ -196,6 +196,7 @@ runs = Table(
     Column("index", Integer, nullable=False),
     Column("cell", Text, nullable=False),
     Column("seed", sa.BigInteger, nullable=False),
+    Column("repeat", Integer, nullable=False, server_default="0"),
     Column("point", Document, nullable=False),
     Column("state", WordOf(RunState), nullable=False),
     Column("attempt", Integer, nullable=False),

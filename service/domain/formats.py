@@ -13,6 +13,7 @@ from typing import Any
 
 from service.domain.grid import LINK, fields_of
 from service.domain.metrics import Spread
+from service.domain.records import Run
 from trainers.metrics import SCORES
 
 _UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
@@ -159,6 +160,13 @@ def point_text(point: Mapping[str, Any]) -> str:
     """`precision=fp32 batch=16`; empty without axes."""
     names = short_names(list(point))
     return " ".join(f"{names[axis]}={axis_value(value)}" for axis, value in point.items())
+
+
+def replicate_text(run: Run) -> str:
+    """`precision=fp32 seed=0`, and `repeat=1` from the second run of a seed on."""
+    return f"{point_text(run.point)} seed={run.seed}".strip() + (
+        f" repeat={run.repeat}" if run.repeat else ""
+    )
 
 
 def counts_text(counts: Mapping[Any, int]) -> str:

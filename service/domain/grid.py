@@ -1,6 +1,6 @@
 """From one spec to its runs: cardinality first, then expansion, then the order of measurement. Pure.
 
-In product order the first axis varies slowest, and seeds vary fastest of all. The size of the grid is known
+In product order the first axis varies slowest, and seeds vary fastest of all, then repeats. The size is known
 from the axes' lengths before anything is expanded. Runs are measured in another order: see `blocked_order`.
 """
 
@@ -190,18 +190,18 @@ class Space:
         return point
 
 
-def blocked_order(cells: int, seeds: int, seed: int) -> list[int]:
-    """Returns the order in which runs are measured: one block per seed, every cell once in it, reshuffled.
+def blocked_order(cells: int, replicates: int, seed: int) -> list[int]:
+    """Returns the order in which runs are measured: blocks that have every cell once, each reshuffled.
 
     Whatever drifts over a sweep (clocks, heat, neighbours) then affects every cell alike, and a sweep that is
-    cut short has whole blocks to compare. The run indices are in product order, seeds fastest.
+    cut short has whole blocks to compare. The run indices are in product order, seeds fastest, then repeats.
     """
     shuffled = random.Random(f"blocks/{seed}")
     order: list[int] = []
-    for block in range(seeds):
+    for block in range(replicates):
         members = list(range(cells))
         shuffled.shuffle(members)
-        order += [cell * seeds + block for cell in members]
+        order += [cell * replicates + block for cell in members]
     return order
 
 

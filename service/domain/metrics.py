@@ -87,8 +87,8 @@ class Spread(Serializable):
     mean: Number  # Mean of the cells' means, in the metric's unit
     sd: Number | None
     """Sample standard deviation between seeds of one cell, pooled over the row's cells by their degrees of
-    freedom; null when no cell has two values."""
-    n: int  # Values that went in
+    freedom; null when no cell has two values. Of times, repeats of a seed count as seeds do."""
+    n: int  # Values that went in: seeds, or of times runs
 
 
 def better_of(name: str, headline: str | None = None) -> Better | None:

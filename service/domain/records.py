@@ -83,9 +83,10 @@ class Run(StoredRecord):
     experiment_id: int  # Its experiment
     index: int  # Position in the grid's order, from 0
     cell: str
-    """Hash of the axis values; runs that differ by seed alone share it. `reference`: the run repeats the
-    first cell to tell how the machine drifts, and is in no comparison."""
+    """Hash of the axis values; runs that differ by seed or repeat alone share it. `reference`: the run
+    repeats the first cell to tell how the machine drifts, and is in no comparison."""
     seed: int  # Its seed
+    repeat: int  # Which run of its cell with this seed, from 0
     point: Point  # Axis values by dotted name
     state: RunState  # State in its life cycle
     attempt: int  # Attempts opened so far; the fence for every write of a worker

@@ -158,7 +158,7 @@ class SourceModels:
 
 
 class Suggestions:
-    """Sets the axis values of runs whose search suggests them; those of one suggestion differ by seed.
+    """Sets the axis values of runs whose search suggests them; those of one suggestion are of one cell.
 
     They are stored without values, which are suggested from stored results when a run is about to start.
     """
@@ -171,15 +171,15 @@ class Suggestions:
         return self._spec.search.info.suggests and not run.point
 
     def give(self, index: int, runs: Sequence[Run]) -> None:
-        """Suggests and stores the axis values of the run at `index` of the grid, and of its other seeds."""
-        seeds = len(self._spec.seeds)
-        number = index // seeds
+        """Suggests and stores the axis values of the run at `index` of the grid, and of its cell's others."""
+        each = self._spec.runs_per_cell
+        number = index // each
         better = self._spec.metric_better
         assert better is not None  # the spec's validation has seen to it
         groups: dict[int, list[Run]] = {}
         for one in runs:
             if one.point:
-                groups.setdefault(one.index // seeds, []).append(one)
+                groups.setdefault(one.index // each, []).append(one)
         earlier = [self._outcome(group) for _, group in sorted(groups.items())]
         point = self._spec.search.suggest(earlier, better)
         refusal = None
@@ -193,7 +193,7 @@ class Suggestions:
         self._store.submissions.set_point(
             self._context.experiment_id,
             self._context.attempt,
-            range(number * seeds, (number + 1) * seeds),
+            range(number * each, (number + 1) * each),
             point,
             spec,
             f"suggestion {number + 1}: {point_text(point)}",

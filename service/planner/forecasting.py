@@ -153,11 +153,11 @@ def _cells(
     roots: Sequence[Path],
     most: int = MOST_CELLS,
 ) -> list[Cell]:
-    seeds = len(spec.seeds)
-    count = spec.grid_count() // seeds
+    each = spec.runs_per_cell
+    count = spec.grid_count() // each
     every = -(-count // most)
     each_stands_for = count / len(range(0, count, every))
-    taken_over = Counter(index // seeds for index in reused)
+    taken_over = Counter(index // each for index in reused)
     flops_of = functools.cache(functools.partial(student_flops, roots=roots))
     cells = []
     for number, point in enumerate(spec.search.expected_points()):
@@ -168,7 +168,7 @@ def _cells(
         except SpecError:
             continue  # Marked in the preview, and never run.
         cells.append(
-            Cell(resolved, (seeds - taken_over[number]) * each_stands_for, flops_of(resolved.model.name))
+            Cell(resolved, (each - taken_over[number]) * each_stands_for, flops_of(resolved.model.name))
         )
     if cells and (repeated := spec.run_count() - spec.grid_count()):
         cells.append(replace(cells[0], runs=repeated))

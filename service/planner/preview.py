@@ -38,6 +38,7 @@ class PlannedRun(Serializable):
     min_price_usd_per_hour: float  # The same at the fewest
     feasible: bool  # Whether it is valid and the cluster could serve it
     reason: str | None  # Why it is not feasible
+    repeat: int = 0  # Which run of its cell with this seed, from 0
     at_a_time: int | None = None  # Runs like it that the idle cluster holds at a time; null = not known
     at_a_time_shared: int | None = None  # The same with `measure: shared`; null = it is shared, or not known
     reused_from: int | None = None  # Run whose figures it takes, instead of training; null = it is trained
@@ -86,8 +87,8 @@ def planned_runs(
     limit: int | None = None,
 ) -> Iterator[PlannedRun]:
     """Yields the runs from position `start` on, in product order; without a snapshot, capacity is ignored."""
-    seeds = spec.seeds
-    first_point, skipped_seeds = divmod(start, len(seeds))
+    replicates = spec.replicates
+    first_point, skipped = divmod(start, spec.runs_per_cell)
 
     def runs() -> Iterator[PlannedRun]:
         for number, point in enumerate(
@@ -100,9 +101,8 @@ def planned_runs(
             except SpecError as error:
                 valid = error.spec if isinstance(error, InfeasibleCell) else None
                 resolved, reason = valid or spec, str(error)
-            for position, seed in enumerate(seeds):
-                index = number * len(seeds) + position
-                yield _planned(resolved, catalogue, snapshot, index, cell, seed, point, reason)
+            for index, replicate in enumerate(replicates, number * spec.runs_per_cell):
+                yield _planned(resolved, catalogue, snapshot, index, cell, replicate, point, reason)
 
     def references() -> Iterator[PlannedRun]:
         count = spec.grid_count()
@@ -114,9 +114,9 @@ def planned_runs(
         chosen = next((run.index for run in planned_runs(bare, catalogue, None) if run.feasible), 0)
         (first,) = planned_runs(bare, catalogue, snapshot, start=chosen, limit=1)
         for index in wanted:
-            yield replace(first, index=index, cell=REFERENCE_CELL, seed=seeds[0])
+            yield replace(first, index=index, cell=REFERENCE_CELL, seed=spec.seeds[0])
 
-    found = itertools.chain(itertools.islice(runs(), skipped_seeds, None), references())
+    found = itertools.chain(itertools.islice(runs(), skipped, None), references())
     return itertools.islice(found, limit)
 
 
@@ -126,7 +126,7 @@ def _planned(
     snapshot: ClusterSnapshot | None,
     index: int,
     cell: str,
-    seed: int,
+    replicate: tuple[int, int],
     point: Point,
     reason: str | None,
 ) -> PlannedRun:
@@ -150,7 +150,8 @@ def _planned(
     return PlannedRun(
         index=index,
         cell=cell,
-        seed=seed,
+        seed=replicate[0],
+        repeat=replicate[1],
         point=point,
         hardware=hardware.name if hardware else name,
         workers=workers,

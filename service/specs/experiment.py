@@ -29,6 +29,7 @@ from service.specs.wording import naming_problems
 from trainers.config import Section
 
 _SEARCH: TypeAdapter[Search] = TypeAdapter(AnySearch)
+_OF_ONE_RUN = {"search": Search(), "seeds": [0], "repeats": 1}
 _MOST_STARTS = 100  # Grid points of which one has to be valid as a whole for a spec to be
 
 
@@ -70,7 +71,7 @@ class ExperimentSpec(SpecFields):
         """
         if not self.search.fields:
             # Validated as it stands.
-            return self._with_entry(catalogue).model_copy(update={"search": Search(), "seeds": [0]})
+            return self._with_entry(catalogue).model_copy(update=_OF_ONE_RUN)
         fields = self.search.settings(point)
         try:
             written = self._with_values(fields)
@@ -106,9 +107,7 @@ class ExperimentSpec(SpecFields):
         with naming_problems(document):
             changed = _part_of_spec(tuple(document)).model_validate_json(json.dumps(document), strict=True)
             validated = {name: getattr(changed, name) for name in document}
-            return ExperimentSpec.model_validate(
-                {**unchanged, **validated, "search": Search(), "seeds": [0]}, strict=True
-            )
+            return ExperimentSpec.model_validate({**unchanged, **validated, **_OF_ONE_RUN}, strict=True)
 
     def _with_entry(self, catalogue: Mapping[str, Hardware]) -> ExperimentSpec:
         """Writes in the catalogue entry's own name, by which runs compare, and its precision."""
@@ -130,7 +129,7 @@ class ExperimentSpec(SpecFields):
         Cells whose values contradict each other are runs too, which end at once with the reason, unless there
         are no others. A `SpecError` names the first grid point with a value that is wrong by itself.
         """
-        seeds, places = self.seeds, self.places()
+        replicates, places = self.replicates, self.places()
         suggested = self._before_suggestions(catalogue, before_each) if self.search.info.suggests else None
         index = 0
         refused: list[RunPlan] = []
@@ -141,8 +140,9 @@ class ExperimentSpec(SpecFields):
             before_each()
             resolved, refusal = (suggested, None) if suggested else self._resolved(points[0], catalogue)
             plans = []
-            for point, seed in itertools.product(points, seeds):
-                plans.append(RunPlan(index, places[index], cell, seed, point, resolved or self, refusal))
+            for point, (seed, repeat) in itertools.product(points, replicates):
+                spec = resolved or self
+                plans.append(RunPlan(index, places[index], cell, seed, repeat, point, spec, refusal))
                 index += 1
             if first is None and refusal is None:
                 first = plans[0]
@@ -162,7 +162,7 @@ class ExperimentSpec(SpecFields):
             return
         for following in range(index, len(places)):
             yield dataclasses.replace(
-                first, index=following, place=places[following], cell=REFERENCE_CELL, seed=seeds[0]
+                first, index=following, place=places[following], cell=REFERENCE_CELL, seed=self.seeds[0]
             )
 
     def _resolved(
@@ -210,6 +210,7 @@ class RunPlan:
     place: int  # In the order of measurement (`grid.blocked_order`), from 0
     cell: str  # Short hash of the axis values, or `REFERENCE_CELL`
     seed: int
+    repeat: int  # Which run of this cell and seed, from 0
     point: dict[str, AxisValue]
     spec: ExperimentSpec
     """With the point's values; of a refused cell whose values make no valid spec, that of another cell."""

@@ -25,7 +25,8 @@ from trainers.tasks import TASKS
 
 PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
 _NOT_AXES = frozenset(
-    {"name", "description", "project", "pool", "search", "seeds", "queue", "budget", "isolation", "reuse"}
+    {"name", "description", "project", "pool", "search", "seeds", "repeats", "queue", "budget", "isolation",
+    "reuse"}
 )  # fmt: skip
 
 
@@ -116,6 +117,8 @@ class SpecFields(TrainingSections):
         default_factory=lambda: [0], min_length=1, max_length=MAX_RUNS
     )
     """Each grid point runs once per seed."""
+    repeats: int = Field(default=1, ge=1, le=MAX_RUNS)
+    """How often each seed runs: to see whether its figures are the same each time, and how times vary."""
     reuse: bool = False
     """Take the figures of runs that have succeeded with the same settings and data, instead of training."""
     isolation: Literal["shared", "process"] = "shared"
@@ -134,7 +137,7 @@ class SpecFields(TrainingSections):
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is listed twice; list each once")
+            raise ValueError("a seed is listed twice; list each once, and set repeats to run it again")
         return seeds
 
     @model_validator(mode="after")
@@ -157,7 +160,7 @@ class SpecFields(TrainingSections):
         if count > MAX_RUNS:
             raise GridTooLarge(
                 f"the grid has {_shown(count)} runs, more than the limit of {MAX_RUNS:,}; shorten "
-                "search.axes or seeds, or sample with search.name: random"
+                f"search.axes{', repeats' * (self.repeats > 1)} or seeds, or sample with search.name: random"
             )
         return self
 
@@ -175,7 +178,16 @@ class SpecFields(TrainingSections):
         return self.grid_count() + len(self._reference_places())
 
     def grid_count(self) -> int:
-        return self.search.run_count(len(self.seeds))
+        return self.search.run_count(self.runs_per_cell)
+
+    @property
+    def runs_per_cell(self) -> int:
+        return len(self.seeds) * self.repeats
+
+    @property
+    def replicates(self) -> list[tuple[int, int]]:
+        """Seed and repeat of each run of a cell, in the order of indices: seeds vary fastest."""
+        return [(seed, repeat) for repeat in range(self.repeats) for seed in self.seeds]
 
     def _reference_places(self) -> list[int]:
         return grid.reference_places(self.grid_count(), self.search.reference_every)
@@ -196,7 +208,7 @@ class SpecFields(TrainingSections):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()
 
     def places(self) -> list[int]:
-        """Each run's place in the order of measurement, by index: blocks of seeds, shuffled.
+        """Each run's place in the order of measurement, by index: blocks of cells, shuffled.
 
         Reference runs have the indices after the grid's, and their places between those.
         """
@@ -204,7 +216,7 @@ class SpecFields(TrainingSections):
             return list(range(self.run_count()))  # One suggestion after the other.
         count, before = self.grid_count(), self._reference_places()
         places = [0] * (count + len(before))
-        order = grid.blocked_order(count // len(self.seeds), len(self.seeds), self.search.seed)
+        order = grid.blocked_order(count // self.runs_per_cell, self.runs_per_cell, self.search.seed)
         for number, index in enumerate(order):
             places[index] = number + bisect.bisect_right(before, number)
         for number, runs in enumerate(before):

@@ -25,8 +25,8 @@ from trainers.entrypoint import input_identity
 from trainers.errors import TrainingError
 
 _WITHOUT_EFFECT = frozenset(
-    {"name", "description", "project", "pool", "search", "seeds", "reuse", "budget", "queue",
-    "max_restarts"}
+    {"name", "description", "project", "pool", "search", "seeds", "repeats", "reuse", "budget",
+    "queue", "max_restarts"}
 )  # fmt: skip
 """Fields of a run's spec that change nothing of what it trains and measures."""
 _PARTS = {
@@ -86,8 +86,8 @@ def reusable(
     runs: dict[int, int] = {}
     refused: dict[int, str] = {}
     for plan in plans:
-        if plan.cell == REFERENCE_CELL or plan.refusal is not None:
-            continue  # One measures the machine during this sweep, the other is not trained.
+        if plan.cell == REFERENCE_CELL or plan.refusal is not None or plan.repeat > 0:
+            continue  # One measures the machine during this sweep, one is not trained, one is to run again.
         spec = plan.spec
         for run in equal.get((hashes[plan.cell], plan.seed), ()):
             key = canonical_json([spec.task.model_dump(mode="json"), spec.model.name, spec.model.teacher])

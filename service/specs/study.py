@@ -1,8 +1,9 @@
 """A study: one text with several experiments that name each other. Pure.
 
 A part is a spec whose model or teacher may come from another part: `{best: teacher}` is that part's best run
-by validation, `{run: teacher/seed}` its run of the same seed. Or a part compares the arms of another, each at
-the best of its values that were tried, with fresh seeds: `{tuned: tuning, over: [...], seeds: [...]}`.
+by validation, `{run: teacher/seed}` its run of the same seed, the first if it repeats. Or a part compares the
+arms of another, each at the best of its values that were tried, with fresh seeds: `{tuned: tuning, over:
+[...], seeds: [...]}`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from service.specs.wording import naming_problems
 from trainers.config import Section
 
 MOST_PARTS = 20
-_OF_TUNED = ("tuned", "over", "seeds", "description", "queue", "budget")
+_OF_TUNED = ("tuned", "over", "seeds", "repeats", "description", "queue", "budget")
 _KEPT_OF_SEARCH = ("seed", "metric", "reference_every", "stop_diverging")
 """Of the search that tuned, what a comparison of its best cells keeps."""
 _SAME_SEED = "/seed"
@@ -300,7 +301,7 @@ def _seed_problems(part: PartSpec, specs: Mapping[str, ExperimentSpec]) -> Itera
         spec, path = specs[source.part], f"parts.{part.name}"
         if not source.by_seed:
             continue
-        if (cells := spec.grid_count() // len(spec.seeds)) > 1:
+        if (cells := spec.grid_count() // spec.runs_per_cell) > 1:
             yield _invalid(
                 path,
                 f"run: {source.part}/seed is ambiguous: part {source.part} has {cells} cells; use best: "

@@ -72,6 +72,7 @@ class Runs(StorePart):
                         _r.config_sha256.in_(list(some)),
                         _r.state == sa.literal_column(f"'{RunState.succeeded}'"),
                         _r.reused_from.is_(None),
+                        _r.repeat == 0,
                         statements.VISIBLE_RUN,
                         statements.run_in_sight(visible),
                     )

@@ -211,6 +211,7 @@ class Submissions(StorePart):
                     "index": plan.index,
                     "cell": plan.cell,
                     "seed": plan.seed,
+                    "repeat": plan.repeat,
                     "point": plan.point,
                 }
             )
@@ -253,7 +254,7 @@ class Submissions(StorePart):
 
         Args:
             attempt: the experiment's attempt that decides.
-            indices: positions of the runs, which differ by seed.
+            indices: positions of the runs, which differ by seed or repeat.
             spec: the spec with the values written in, or any if they make none.
             refusal: why they cannot be trained.
         """

@@ -37,7 +37,8 @@ def written(
         def model_of(source: ModelSource) -> str:
             table = read_run_table(store, [_experiment_of(known[source.part])])
             if source.by_seed:
-                runs = {run.seed: run.id for run in table.finished}
+                last_first = sorted(table.finished, key=lambda run: -run.repeat)
+                runs = {run.seed: run.id for run in last_first}
                 if missing := [str(seed) for seed in part.seeds if seed not in runs]:
                     raise NotPossible(f"part {source.part} has no result for seed {', '.join(missing)}")
                 return by_seed({seed: runs[seed] for seed in part.seeds})

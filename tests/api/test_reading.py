@@ -312,6 +312,19 @@ def test_json_lines_and_parquet_hold_the_same_rows(client: TestClient, driver: D
     assert json.loads(json.loads(every[0])["point"]).keys() == {"optimizer.eps"}
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_repeats_are_a_column_of_an_export_where_there_are_any(
+    client: TestClient, driver: Driver, repeats: int
+) -> None:
+    driver.submit(seeds=[3, 4], repeats=repeats)
+    lines = client.get(f"{API}/experiments/1/export", params={"format": "jsonl"}).text.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["seed"] for row in rows] == [3, 4] * repeats
+    assert [row.get("repeat") for row in rows] == ([None] * 2 if repeats == 1 else [0, 0, 1, 1])
+    runs = client.get(f"{API}/experiments/1/runs", params={"filter": "repeat = 0"}).json()["items"]
+    assert [run["repeat"] for run in runs] == [0, 0]
+
+
 def test_an_empty_export_is_a_table_without_rows(client: TestClient) -> None:
     content = client.get(f"{API}/runs/export", params={"format": "parquet"}).content
     assert pyarrow.parquet.read_table(io.BytesIO(content)).num_rows == 0

@@ -14,7 +14,7 @@ from typing import Any
 from service.analysis.answers import AnalysisError, BadQuestion, Selection
 from service.analysis.ranking import label_of
 from service.analysis.run_table import with_their_differences
-from service.domain.formats import point_text, scale_for
+from service.domain.formats import point_text, replicate_text, scale_for
 from service.domain.neighbours import disturbances
 from service.domain.records import Run
 from service.domain.states import RunState
@@ -263,7 +263,8 @@ def _cells(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
         several = low != high
         band = f", {_BANDS_IN_SHORT[options.band]}" if several else ""
         runs = [curve.run.id for curve in curves]
-        line = _Line(number, f"{name} (n={len(curves)}{band})", f"cell-{number}", runs)
+        seeds = len({curve.run.seed for curve in curves})
+        line = _Line(number, f"{name} (n={seeds}{band})", f"cell-{number}", runs)
         if several:
             yield line.band(x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
         if options.smooth and len(curve_set.curves) <= _MOST_FAINT:
@@ -272,13 +273,23 @@ def _cells(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
 
 
 def _mean(curves: Sequence[Curve], band: Band) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Returns places, means and the ends of the band, where at least half of the runs have a value."""
-    at: dict[int, list[tuple[float, float]]] = {}
+    """Returns places, means and the ends of the band, where at least half of the seeds have a value.
+
+    A seed's value is the mean over its repeats.
+    """
+    of_seeds: dict[int, dict[int, list[tuple[float, float]]]] = {}
     for curve in curves:
         for x, bucket in zip(curve.x, curve.buckets, strict=True):
             if bucket.mean is not None and math.isfinite(bucket.mean):
-                at.setdefault(bucket.number, []).append((x, bucket.mean))
-    enough = max(1, math.ceil(len(curves) / 2))
+                of_seed = of_seeds.setdefault(bucket.number, {})
+                of_seed.setdefault(curve.run.seed, []).append((x, bucket.mean))
+    at = {
+        number: [
+            (statistics.fmean(x for x, _ in of), statistics.fmean(y for _, y in of)) for of in seeds.values()
+        ]
+        for number, seeds in of_seeds.items()
+    }
+    enough = max(1, math.ceil(len({curve.run.seed for curve in curves}) / 2))
     places = [at[number] for number in sorted(at) if len(at[number]) >= enough]
     x_means = [statistics.fmean(x for x, _ in place) for place in places]
     values = [[y for _, y in place] for place in places]
@@ -297,9 +308,7 @@ def _runs(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
     for at, curves in enumerate(curve_set.curves.values()):
         for curve in curves:
             number += 1
-            name = f"run:{curve.run.id} {point_text(curve.run.point)} seed={curve.run.seed}".replace(
-                "  ", " "
-            )
+            name = f"run:{curve.run.id} {replicate_text(curve.run)}"
             # Runs of a configuration share its colour where there are many.
             colour = at if several and count > len(PALETTE) else number
             line = _Line(colour, name, f"run-{curve.run.id}", [curve.run.id], width=2 if count <= 40 else 1)

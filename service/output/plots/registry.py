@@ -15,7 +15,7 @@ import numpy as np
 
 from service.analysis.answers import AnalysisError, BadQuestion, FittedEffects
 from service.config.hardware import nearest
-from service.domain.formats import point_text, title
+from service.domain.formats import point_text, replicate_text, title
 from service.domain.metrics import better_of
 from service.output.plots import answers, curves, times
 from service.output.plots.material import CURVES, Material, Unanswered
@@ -159,7 +159,7 @@ def _parallel(material: Material, options: Options) -> Plot:
         {metric.name: table.column(metric.name)[positions].tolist() for metric in metrics},
         metrics,
         [[run.id] for run in of],
-        [f"run:{run.id} {point_text(run.point)} seed={run.seed}" for run in of],
+        [f"run:{run.id} {replicate_text(run)}" for run in of],
         "one line per run",
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from service.analysis.ranking import label_of
 from service.domain.formats import figure as figure_text
-from service.domain.formats import point_text, scale_for
+from service.domain.formats import point_text, replicate_text, scale_for
 from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger
 from service.domain.records import Run
 from service.output.ledger_words import PARTS
@@ -94,7 +94,7 @@ def timeline(runs: Sequence[Run], now_s: float) -> Plot:
             bars(state, [f"run:{run.id}" for run in of], lengths, marker, hover)
             | {
                 "base": rounded((start - origin) * scale.factor for start in start_s),
-                "text": [f"{point_text(run.point)} seed={run.seed}" for run in of],
+                "text": [replicate_text(run) for run in of],
                 "textposition": "none",
             }
         )

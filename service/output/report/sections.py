@@ -102,12 +102,15 @@ class ReportSection:
 
 _METHOD = Bullets(
     [
-        "A configuration is one combination of axis values; its runs differ only in their seed. Only "
+        "A configuration is one combination of axis values; its runs differ only in their seed, "
+        "or repeat one. Only "
         "runs that trained to full length count.",
         "A claim pairs seeds that both sides ran. Paired: t-test of the differences. Unpaired: Welch's "
         "t-test. Two-sided, at 5%, corrected over all pairs on a metric (Holm, Shaffer). The spread "
         "between seeds is floored at the figure's resolution: agreement between seeds alone proves "
         "nothing.",
+        "Repeats of a seed count once, with their mean. Of time, cost, energy, memory and throughput each "
+        "repeat counts, unless seeds differ by more than their repeats.",
         "If per-example scores are available, a claim needs seeds and examples (a two-way test); "
         "otherwise it covers only further seeds on the same examples.",
         "Equivalent means: two one-sided t-tests show the difference to be within the "
@@ -200,6 +203,11 @@ def _question(contents: ReportContents) -> Iterable[Block]:
         *([name, ", ".join(of)] for name, of in _fixed(contents).items()),
         *([f"axis {axis}", ", ".join(of)] for axis, of in values.items()),
         ["seeds", f"{len(seeds)}: {listed}"],
+        *(
+            [["repeats of a seed", f"{repeats}"]]
+            if (repeats := 1 + max(r.repeat for r in run_table.runs)) > 1
+            else []
+        ),
     ]
     yield Table(["what", "values"], rows)
 
@@ -246,7 +254,8 @@ def _results(answer: ComparisonAnswer) -> Iterable[Block]:
     yield _table(headings, rows, slice(len(answer.axes), -1))
     several = any(s.sd is not None for row in answer.rows for s in row.figures.values() if s is not None)
     yield Paragraph(
-        "Mean ± standard deviation between seeds. * marks the best mean; not tested for significance."
+        f"Mean ± standard deviation between seeds{', of times between runs' if answer.agreement else ''}. "
+        "* marks the best mean; not tested for significance."
         if several
         else "One seed per configuration: the spread is unknown. * marks the best value; not tested for "
         "significance."

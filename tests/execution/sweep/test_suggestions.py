@@ -166,3 +166,13 @@ def test_cells_whose_values_contradict_each_other_fail_at_once(begin: Begin, sto
     assert "batch.global_size 15 is not divisible by parallel.workers 2" in reasons[15]
     assert reasons[16].startswith("precision: cpu does not support tf32")
     assert only.config.batch.global_size == 16
+
+
+def test_the_repeats_of_a_suggestion_have_its_values_too(begin: Begin, store: Store) -> None:
+    sweep, experiment = begin(2, search=TPE, repeats=3)
+    assert experiment.run_count == 24
+    given(sweep)
+    runs = store.runs.page(experiment_id=experiment.id).items
+    assert [bool(run.point) for run in runs] == [True] * 6 + [False] * 18
+    assert len({run.cell for run in runs[:6]}) == 1
+    assert [(run.seed, run.repeat) for run in runs[:6]] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]

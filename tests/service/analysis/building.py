@@ -32,8 +32,9 @@ def run(id: int, point: Mapping[str, Any], seed: int, **values: Any) -> Run:
     """A run that succeeded, unless the values say otherwise."""
     known = {
         "id": id, "experiment_id": 1, "index": id - 1, "cell": repr(sorted(point.items())), "seed": seed,
-        "point": dict(point), "state": RunState.succeeded, "task": "imdb", "energy_provenance": "modelled",
-        "own_failures": 0, "infrastructure_failures": 0, "started_s": 100.0, "ended_s": 200.0,
+        "repeat": 0, "point": dict(point), "state": RunState.succeeded, "task": "imdb",
+        "energy_provenance": "modelled", "own_failures": 0, "infrastructure_failures": 0, "started_s": 100.0,
+        "ended_s": 200.0,
     }  # fmt: skip
     return Run(**{**dict.fromkeys(field.name for field in fields(Run)), **known, **values})
 

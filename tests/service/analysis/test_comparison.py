@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ class Row:
     energy_provenance: str | None = "modelled"
     state: RunState = RunState.succeeded
     failure_class: str | None = None
+    seed: int = field(default_factory=itertools.count().__next__)
+    repeat: int = 0
 
     @property
     def cell(self) -> str:

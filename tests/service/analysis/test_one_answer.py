@@ -80,7 +80,7 @@ def experiment(number: int) -> RunTable:
     shape = SHAPES[number % len(SHAPES)]
     chosen = list(AXES)[: 1 + number // len(SHAPES) % 3]
     axes = {name: AXES[name] for name in chosen}
-    seeds = 1 if shape == "one seed" else int(generator.integers(2, 6))
+    seeds = 1 if shape == "one seed" else int(generator.integers(1 if shape == "repeats" else 2, 6))
     size = generator.choice([0.0, 0.03, 0.3])
     noise = generator.choice([0.002, 0.02, 0.1])
     correlation = {"correlated seeds": 0.99, "balanced": 0.0}.get(shape, 0.5)
@@ -93,7 +93,8 @@ def experiment(number: int) -> RunTable:
     }
     lost = set(generator.choice(len(points), 1 + len(points) // 4, replace=False).tolist())
     runs: list[Run] = []
-    for (cell, point), seed in itertools.product(enumerate(points), range(seeds)):
+    repeats = range(3 if shape == "repeats" else 1)
+    for (cell, point), seed, repeat in itertools.product(enumerate(points), range(seeds), repeats):
         effect = sum(by_level[name, point[name]] for name in axes)
 
         def draw(scale: float, point: Mapping[str, Any] = point, seed: int = seed) -> float:
@@ -113,21 +114,22 @@ def experiment(number: int) -> RunTable:
         if shape == "NaN" and generator.random() < 0.15:
             values[str(generator.choice(list(values)))] = math.nan
         if (shape == "missing cells" and cell in lost) or (
-            shape == "missing seeds" and cell in lost and generator.random() < 0.5
+            shape in ("missing seeds", "repeats") and cell in lost and generator.random() < 0.5
         ):
             values = {"state": RunState.failed}
         if shape == "stopped early" and cell in lost and generator.random() < 0.5:
             values = {"state": RunState.stopped, "total_time_s": 1.0, "cost_usd": 0.001, "accuracy": 0.99}
         named = seed + 10 * cell if shape == "other seeds" and cell in lost else seed
-        runs.append(run(len(runs) + 1, point, named, **values))
+        runs.append(run(len(runs) + 1, point, named, repeat=repeat, **values))
     judged_on = {made.id: {"validation_examples": 2_000} for made in runs}
     return RunTable(experiments=(), runs=tuple(runs), summaries=judged_on)
 
 
 SHAPES = (
     "balanced", "missing cells", "missing seeds", "one seed", "correlated seeds", "ties", "NaN",
-    "other seeds", "stopped early",
+    "other seeds", "stopped early", "repeats",
 )  # fmt: skip
+FAST = (0, SHAPES.index("repeats"))
 
 
 # -- What is said --------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ def contradictions(said: Sequence[Statement]) -> list[tuple[Statement, Statement
 
 @pytest.mark.parametrize(
     "shape",
-    [0, *(pytest.param(shape, marks=pytest.mark.slow) for shape in range(1, len(SHAPES)))],
+    [pytest.param(at, marks=[pytest.mark.slow] * (at not in FAST)) for at in range(len(SHAPES))],
     ids=SHAPES,
 )
 def test_no_two_answers_contradict_each_other(shape: int) -> None:

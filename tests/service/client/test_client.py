@@ -31,7 +31,8 @@ EXPERIMENT: dict[str, Any] = {
 }  # fmt: skip
 RUN: dict[str, Any] = {
     **dict.fromkeys(field.name for field in fields(Run)),
-    "id": 7, "experiment_id": 3, "index": 0, "cell": "c", "seed": 0, "point": {"precision": "fp32"},
+    "id": 7, "experiment_id": 3, "index": 0, "cell": "c", "seed": 0, "repeat": 0,
+    "point": {"precision": "fp32"},
     "state": "running", "attempt": 1, "own_failures": 0, "infrastructure_failures": 0, "not_before_s": 0.0,
     "step": 5, "task": "imdb", "student": "tiny", "precision": "fp32", "optimizer": "adamw",
     "implementation": "auto", "global_batch_size": 16, "strategy": "single", "workers": 1,

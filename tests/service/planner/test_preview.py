@@ -61,6 +61,19 @@ def test_a_run_shows_the_shape_of_its_pipeline() -> None:
     assert strategy_text("ddp", [told]) == "ddp"
 
 
+def test_a_page_in_the_middle_of_a_cell_continues_with_its_repeats() -> None:
+    axes = {"precision": ["fp32", "bf16"]}
+    spec = validate(
+        {"name": "a", "task": {"name": "imdb"}, "seeds": [3, 5], "repeats": 2, "search": {"axes": axes}}
+    )
+    plans = list(spec.runs())
+    assert [run.repeat for run in planned_runs(spec, CATALOGUE, None)] == [plan.repeat for plan in plans]
+    page = list(planned_runs(spec, CATALOGUE, None, start=3, limit=3))
+    assert [(run.index, run.cell, run.seed, run.repeat) for run in page] == [
+        (plan.index, plan.cell, plan.seed, plan.repeat) for plan in plans[3:6]
+    ]
+
+
 def test_cells_without_a_teacher_run_beside_those_that_have_one() -> None:
     runs = planned(
         distillation={"soft_weight": 0.9},

@@ -75,6 +75,11 @@ def test_one_more_value_leaves_one_more_cell_to_train(done: Done) -> None:
     assert done.reused(more_seeds).runs == {0: 1, 1: 2, 3: 3, 4: 4}
 
 
+def test_a_repeat_runs_even_where_its_first_run_is_reused(done: Done) -> None:
+    done.train(spec_of(seeds=[0, 1]))
+    assert done.reused(spec_of(seeds=[0, 1], repeats=3, reuse=True)) == Reuse({0: 1, 1: 2}, {})
+
+
 def test_a_field_written_out_is_the_same_as_an_axis_and_names_do_not_matter(done: Done) -> None:
     done.train(spec_of(search={"axes": {"batch.global_size": [8, 16]}}))
     again = spec_of(

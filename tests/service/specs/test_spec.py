@@ -402,6 +402,39 @@ def test_a_field_that_is_an_axis_takes_its_first_value() -> None:
     assert [run.spec.parallel.workers for run in spec.runs()] == [3, 2]
 
 
+def test_repeats_run_each_seed_again_after_all_seeds() -> None:
+    axes = {"precision": ["fp32", "bf16"]}
+    spec = validate({**MINIMAL, "seeds": [4, 7], "repeats": 3, "search": {"axes": axes}})
+    runs = list(spec.runs())
+    assert spec.run_count() == len(runs) == 12
+    assert [(run.seed, run.repeat) for run in runs[:6]] == [(4, 0), (7, 0), (4, 1), (7, 1), (4, 2), (7, 2)]
+    measured = sorted(runs, key=lambda run: run.place)
+    blocks = [measured[at : at + 2] for at in range(0, 12, 2)]
+    assert [{(run.seed, run.repeat) for run in block} for block in blocks] == [
+        {(run.seed, run.repeat)} for run in runs[:6]
+    ]
+    assert all(len({run.cell for run in block}) == 2 for block in blocks)
+    assert len({run.spec.sha256() for run in runs if run.point == {"precision": "fp32"}}) == 1
+    assert runs[0].spec.repeats == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "path", "words"),
+    [
+        ("repeats: 0", "repeats", "0: input should be greater than or equal to 1"),
+        ("repeats: 2.5", "repeats", "2.5: input should be a valid integer"),
+        ("seeds: [1, 1]", "seeds", "set repeats to run it again"),
+        ("seeds: [1, 2]\nrepeats: 9000", "", "shorten search.axes, repeats or seeds"),
+        ("search: {axes: {repeats: [1, 2]}}", "search.axes.repeats", "repeats"),
+    ],
+)
+def test_what_is_wrong_with_repeats_is_told_in_one_line(extra: str, path: str, words: str) -> None:
+    _, found, message = only_problem(extra)
+    assert found == path
+    assert words in message
+    assert "\n" not in message
+
+
 def test_product_order_is_axes_as_listed_then_seeds_fastest() -> None:
     spec = validate(
         {

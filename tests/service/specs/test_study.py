@@ -206,3 +206,12 @@ def test_mistakes_of_several_parts_are_found_together() -> None:
         "parts.student.batch.size",
         "parts.shared.precision",
     ]
+
+
+def test_repeats_of_a_seed_are_no_further_cells() -> None:
+    document = parse(DISTILLATION.encode())
+    document["parts"]["teacher"]["repeats"] = 2  # type: ignore[index]
+    assert parse_study(document).outlines["teacher"][1].run_count() == 6
+    tuned = parse(TUNED.encode())
+    tuned["parts"]["final"]["repeats"] = 3  # type: ignore[index]
+    assert parse_study(tuned).outlines["final"][1].repeats == 3

@@ -165,7 +165,9 @@ function rows(answer, view, set) {
     h(
       "p",
       { class: "quiet" },
-      "Mean ± standard deviation between n seeds; * is the best mean, which is not tested. ",
+      "Mean ± standard deviation between n seeds",
+      answer.agreement.length ? ", of times between n runs" : "",
+      "; * is the best mean, which is not tested. ",
       order.length > MOST_ROWS
         ? `The first ${MOST_ROWS} of ${order.length} configurations; group by fewer axes or filter.`
         : "",

@@ -9,7 +9,7 @@ import { VirtualTable } from "../../core/table.js";
 
 const PAGE = 500;
 
-function columnsOf(axes, headline, pin, hasCo2) {
+function columnsOf(axes, repeated, headline, pin, hasCo2) {
   return [
     { key: "pin", title: "", width: 44, render: run => pin(run) },
     {
@@ -27,6 +27,9 @@ function columnsOf(axes, headline, pin, hasCo2) {
       render: run => String(run.point[axis] ?? ""),
     })),
     { key: "seed", title: "seed", numeric: true, width: 64, sortable: true, render: run => run.seed },
+    ...(repeated
+      ? [{ key: "repeat", title: "repeat", numeric: true, sortable: true, render: run => run.repeat }]
+      : []),
     {
       key: "state",
       title: "state",
@@ -223,12 +226,14 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
       ? (await get(`/experiments/${id}/runs`, { page_size: 50 }, { signal })).items
       : first.items;
   const axes = [...new Set(known.flatMap(run => Object.keys(run.point)))];
+  const repeated = known.some(run => run.repeat);
   const headlines = new Set(known.map(run => run.headline).filter(Boolean));
   const table = new VirtualTable({
     label: "Runs",
     key: run => run.id,
     columns: columnsOf(
       axes,
+      repeated,
       headlines.size === 1 ? [...headlines][0] : null,
       pin,
       Number.isFinite(numeric(experiment.totals?.co2_kg)),

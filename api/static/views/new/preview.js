@@ -98,6 +98,7 @@ export function drawPreview(preview, { project, owner }) {
           ["#", run => run.index, "num"],
           ["Values", run => point(run.point), "wide"],
           ["Seed", run => run.seed, "num"],
+          ...(preview.items.some(run => run.repeat) ? [["Repeat", run => run.repeat, "num"]] : []),
           ["Hardware", run => `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
           ["Price", run => number(run.price_usd_per_hour, "USD/h", 3), "num"],
           [

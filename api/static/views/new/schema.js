@@ -88,6 +88,7 @@ export class Schema {
         "project",
         "pool",
         "seeds",
+        "repeats",
         "stages",
         "search",
         "queue",

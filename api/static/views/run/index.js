@@ -149,7 +149,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
           )
         : null,
       facts([
-        ["seed", run.seed],
+        ["seed", run.repeat ? `${run.seed}, repeat ${run.repeat}` : run.seed],
         ["hardware", `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
         ["attempts", run.attempt],
         run.started_s ? ["started", when(run.started_s)] : null,
