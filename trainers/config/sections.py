@@ -145,6 +145,8 @@ class Numerics(Section):
 
     parameters: Literal["fp32", "half"] = "fp32"
     """half = parameters and gradients in the format of `precision`, with the optimizer's fp32 masters."""
+    embeddings: Literal["fp32", "fp16"] = "fp32"
+    """Number format of word embeddings where they are looked up; fp16 = rounded, with parameters in fp32."""
     evaluation: Literal["same", "fp32", "half", "fp16", "bf16", "packed"] = "same"
     """Number format of evaluation; same = as in training, half (the training's), fp16, bf16 = weights and
     arithmetic in it, packed = binary layers from one bit a weight."""

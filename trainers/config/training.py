@@ -149,6 +149,17 @@ class TrainingSections(Section):
                 f"numerics.parameters half needs precision fp16 or bf16, not {self.precision}; "
                 "change precision, or set numerics.parameters: fp32"
             )
+        if self.numerics.embeddings == "fp16":
+            if self.numerics.parameters == "half":
+                raise ValueError(
+                    "numerics.embeddings fp16 rounds parameters of fp32, but numerics.parameters is half; "
+                    "remove one of them"
+                )
+            if ENCODERS[self.model.encoder].quantises:
+                raise ValueError(
+                    f"numerics.embeddings fp16 is not for model.encoder {self.model.encoder}, which has its "
+                    "own setting; set model.binary.embeddings: fp16 instead"
+                )
         return self
 
     @model_validator(mode="after")

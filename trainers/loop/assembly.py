@@ -36,6 +36,7 @@ from trainers.models import dropout, origin, parity, student
 from trainers.models.fit import student_misfits
 from trainers.models.latent import Latent
 from trainers.models.parity import EncoderParity
+from trainers.models.precision import HalfEmbedding
 from trainers.parallel import partition_stages
 from trainers.parallel.replica import Replica, Setup
 from trainers.process import seed_all
@@ -167,6 +168,8 @@ class RunBuilder:
         quantisation = worker.encoder.quantisation
         if quantisation is not None and quantisation.awaits_data(model):
             self._calibrate(quantisation)
+        if config.numerics.embeddings == "fp16":
+            model.encoder.get_input_embeddings().__class__ = HalfEmbedding
         if not config.trains:
             # Before the model reaches the device, which never holds weights in another format.
             worker.arithmetic.prepare(model)

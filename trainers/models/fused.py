@@ -25,6 +25,7 @@ from cuda_ext import encoder, encoder_layer
 from trainers.data.batches import Segments
 from trainers.errors import BadSpecError
 from trainers.models.packed_attention import PACKED_ATTENTION
+from trainers.models.precision import HalfEmbedding
 
 
 def _dropout(dropout: nn.Dropout) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def _product(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 def _table(embedding: nn.Embedding) -> torch.Tensor:
     """Its weights, wide where another class looks them up so."""
+    if isinstance(embedding, HalfEmbedding):
+        return embedding.table()
     return embedding.weight if type(embedding) is nn.Embedding else embedding.weight.float()
 
 

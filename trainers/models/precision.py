@@ -246,6 +246,29 @@ class _WideEmbedding(nn.Embedding):
         return super().forward(input).float()
 
 
+class HalfEmbedding(nn.Embedding):
+    """Word embeddings rounded to fp16; the gradient passes straight through."""
+
+    @override
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
+        return rows
+
+    def table(self) -> torch.Tensor:
+        rows: torch.Tensor = _HalfRows.apply(self.weight)  # type: ignore[no-untyped-call]
+        return rows
+
+
+class _HalfRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        return rows.half().to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
 class _RoundedLinear(nn.Linear):
     rounds_to: torch.dtype
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainers.conftest import Recorder
 from trainers.config import Numerics, Precision
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
@@ -54,6 +55,36 @@ def test_cpu_is_refused_in_a_run_with_the_reason(configure, recorder, precision)
 def test_half_parameters_need_a_half_precision(configure, precision):
     with pytest.raises(ValueError, match=f"needs precision fp16 or bf16, not {precision}"):
         configure(precision=precision, numerics={"parameters": "half"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"precision": "bf16", "numerics": {"embeddings": "fp16", "parameters": "half"}},
+            "remove one of them",
+        ),
+        (
+            {"numerics": {"embeddings": "fp16"}, "model": {"name": "tiny", "encoder": "binary"}},
+            "set model.binary.embeddings: fp16 instead",
+        ),
+    ],
+)
+def test_half_embeddings_are_refused_where_another_setting_decides(configure, changes, message):
+    with pytest.raises(ValueError, match=message):
+        configure(**changes)
+
+
+def test_a_run_computes_with_rounded_embeddings_from_its_first_step(config_in, tmp_path):
+    losses = []
+    for number, embeddings in enumerate(("fp32", "fp16", "fp16")):
+        recorder = Recorder()
+        config = config_in(tmp_path / str(number), numerics={"embeddings": embeddings}, length={"steps": 2})
+        assert train(config, recorder, NeverStop()).status == "completed"
+        losses.append(recorder.series("loss"))
+    assert losses[0][1] != losses[1][1]
+    assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-3)
+    assert losses[1] == losses[2]
 
 
 def test_next_run_does_not_inherit_tf32(configure):

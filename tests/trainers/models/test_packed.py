@@ -29,6 +29,7 @@ from trainers.model_kinds.encoders import ENCODERS
 from trainers.model_kinds.heads import IGNORED, ClassHead, Head, SpanHead, VocabularyHead
 from trainers.models import dropout, packed_attention, student
 from trainers.models.origin import Preset
+from trainers.models.precision import HalfEmbedding
 from trainers.models.student import Output, Student
 from trainers.reporting import NeverStop
 
@@ -94,6 +95,25 @@ def run(model: Student, batch: Batch, head: Head) -> tuple[torch.Tensor, dict[st
     total = counted(model(batch, with_hidden=True), batch, head)
     total.backward()
     return total.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("encoder", [info.name for info in ENCODERS.values() if not info.quantises])
+def test_every_encoder_looks_up_half_embeddings_rounded_and_trains_the_parameters(encoder):
+    head, lengths = HEADS[0], [5, 17, 9]
+    batch = padded_batch(lengths, head)
+    if ENCODERS[encoder].packs:
+        batch = pack(batch, pad_id=PAD, multiple=8)
+    rounded, half = (copy.deepcopy(build(head, encoder)) for _ in range(2))
+    table = rounded.encoder.get_input_embeddings().weight.data
+    assert not torch.equal(table, table.half().double())
+    table.copy_(table.half())
+    half.encoder.get_input_embeddings().__class__ = HalfEmbedding
+    expected, gradients = run(rounded, batch, head)
+    total, found = run(half, batch, head)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-12, atol=1e-12)
+    assert "word_embeddings" in "".join(name for name, gradient in found.items() if gradient.any())
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)

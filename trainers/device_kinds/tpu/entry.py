@@ -23,6 +23,7 @@ TPU = DeviceKind(
             "model.cuda_graphs": (False,),
             "optimizer.implementation": ("auto", "single_unfused", "multi_unfused"),
             "numerics.parameters": ("fp32",),
+            "numerics.embeddings": ("fp32",),
             "numerics.evaluation": ("same", "fp32", "bf16"),
             "parallel.strategy": ("single", "ddp"),
             "parallel.compression": ("none",),

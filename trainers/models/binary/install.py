@@ -16,7 +16,6 @@ from trainers.models.binary.layers import (
     ELASTIC_ATTENTION,
     OPERANDS,
     BinaryLinear,
-    HalfEmbedding,
     SignEmbedding,
     has_signs,
     learn,
@@ -25,6 +24,7 @@ from trainers.models.binary.layers import (
 from trainers.models.binary.quantisers import Derivative, ElasticInputs, Inputs, Ternary, WeightQuantiser
 from trainers.models.binary.settings import ACTIVATIONS, DERIVATIVES, WEIGHTS, Binary
 from trainers.models.dropout import TORCH_ATTENTION
+from trainers.models.precision import HalfEmbedding
 from trainers.models.student import Student
 from trainers.registry import imported
 

@@ -233,25 +233,6 @@ class _SignRows(torch.autograd.Function):
         return grads[0] if factor is None else grads[0] * factor, None
 
 
-class HalfEmbedding(nn.Embedding):
-    """Word embeddings rounded to fp16; the gradient passes straight through."""
-
-    @override
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
-        return rows
-
-
-class _HalfRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
-        return rows.half().to(rows.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return grads[0]
-
-
 def has_signs(linear: BinaryLinear) -> bool:
     return not isinstance(linear.weights, Float)
 

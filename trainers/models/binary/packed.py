@@ -49,13 +49,12 @@ from trainers.models.binary.layers import (
     BinaryLinear,
     FrozenInputs,
     FrozenLinear,
-    HalfEmbedding,
     SignEmbedding,
     has_signs,
 )
 from trainers.models.binary.quantisers import Sign
 from trainers.models.origin import WEIGHTS
-from trainers.models.precision import Arithmetic, Inference
+from trainers.models.precision import Arithmetic, HalfEmbedding, Inference
 from trainers.registry import imported
 
 LAYOUT = 1
