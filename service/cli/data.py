@@ -330,4 +330,7 @@ def _print_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
         rows = [[name, *(f"{counts[figure]:,}" for figure in figures)] for name, counts in entries]
         print_table((title, *headings), rows, headings)
         say("")
-    say(f"task: {{name: mlm, path: {_path_in_spec(folder.resolve())}}}")
+    forms = [one["detokenise"] for one in manifest["plan"]["sources"] if one["detokenise"] != "none"]
+    # So that `<unk>` is the vocabulary's unknown token.
+    rest = f", detokenise: {forms[0]}" if forms else ""
+    say(f"task: {{name: mlm, path: {_path_in_spec(folder.resolve())}{rest}}}")

@@ -37,7 +37,7 @@ from trainers.errors import BadDataError
 
 MANIFEST = "manifest.json"
 LONGEST = 4 << 20  # Characters of a document; longer ones are continued as further documents
-_LONGEST_LINE = 64 << 20  # Bytes of a line, and of a few rows of a Parquet file: what is held in memory
+_LONGEST_LINE = 32 << 20  # Bytes of a line, and of a few rows of a Parquet file: what is held in memory
 _BATCH_BYTES, _BATCH_DOCUMENTS = 32 << 20, 50_000
 _FORMAT = 1  # Grows when the same documents give other texts
 _STATE, _LOCK, _DRAFT = "unfinished.sqlite", ".lock", ".draft"
@@ -341,7 +341,8 @@ class _CorpusBuild:
             for source, place in zip(plan.sources, self._state.places, strict=True)
         ]
         self._readers = [iter(stream) for stream in self._streams]
-        self._pending: dict[str, list[bytes]] = defaultdict(list)
+        # Not lists of rows, which would be strewn over a heap from which large texts have come and gone.
+        self._pending: dict[str, bytearray] = defaultdict(bytearray)
         self._digests = [hashlib.sha256() for _ in plan.sources]
         self._batch_bytes = self._batch_documents = 0
         sizes = [of.get("about_characters") for of in identity["sources"]]
@@ -389,7 +390,7 @@ class _CorpusBuild:
         if words < self._plan.least_words:
             counts.too_short += 1
             return
-        digest = _digest(normal("\n".join(text)))
+        digest = _digest(" ".join(map(normal, text)))
         key = int.from_bytes(digest, "little", signed=True)
         if not self._database.execute("INSERT OR IGNORE INTO known VALUES (?)", (key,)).rowcount:
             counts.duplicates += 1
@@ -401,7 +402,7 @@ class _CorpusBuild:
         shard.words += words
         for packed_text in packed(chain.from_iterable(map(sentences, text)), self._plan.words):
             row = orjson.dumps({"text": packed_text}, option=orjson.OPT_APPEND_NEWLINE)
-            rows.append(row)
+            rows += row
             shard.texts += 1
             self._batch_bytes += len(row)
 
@@ -469,7 +470,7 @@ class _CorpusBuild:
     def _store(self) -> None:
         for file, rows in self._pending.items():
             # A member of its own for each batch, without a time: the same rows are the same bytes.
-            content = gzip.compress(b"".join(rows), 6, mtime=0)
+            content = gzip.compress(rows, 6, mtime=0)
             path = self._folder / f"{file}{_DRAFT}"
             with path.open("ab") as stream:
                 stream.write(content)

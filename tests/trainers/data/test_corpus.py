@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -236,7 +237,7 @@ def test_a_killed_process_continues_to_the_same_bytes(
 def _stored(folder: Path) -> int:
     """Documents of the batches that a build has stored."""
     try:
-        with sqlite3.connect(f"file:{folder / 'unfinished.sqlite'}?mode=ro", uri=True) as database:
+        with closing(sqlite3.connect(f"file:{folder / 'unfinished.sqlite'}?mode=ro", uri=True)) as database:
             row = database.execute("SELECT content FROM state").fetchone()
     except sqlite3.Error:
         return 0
