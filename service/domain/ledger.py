@@ -93,6 +93,8 @@ class Sum(Amounts):
     attempts: int = 0  # How many attempts
     retries: int = 0  # Attempts beyond the first at a run
     estimated_s: Number = 0.0  # The part of the time, in seconds, that is charged up to a last heartbeat
+    co2_kg: Number | None = None
+    """CO2 of all the energy at the pool's site, in kg; null = not declared, or part of a larger sum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ def sentences(total: Sum, overhead: Sequence[Overhead] = ()) -> list[str]:
         f"{duration(total.device_hours * 3600)} of device time, "
         f"{figure('cost_usd', total.cost_usd)}, {energy(total.energy_kwh)}"
     ]
+    if total.co2_kg is not None:
+        lines[0] += f", {figure('co2_kg', total.co2_kg)} of CO2"
     if total.retries or total.lost_s:
         share = f" ({total.lost_usd / total.cost_usd:.0%} of the cost)" if total.cost_usd else ""
         lines.append(

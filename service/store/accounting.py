@@ -21,6 +21,7 @@ from service.domain.ledger import (
     Ledger,
     Measured,
     Prospect,
+    Sum,
     account,
     charged_until_s,
     ledger,
@@ -209,17 +210,24 @@ class Accounting(StorePart):
     def ledger(self, experiment_id: int) -> Ledger:
         """What every attempt at the experiment's runs is charged; open attempts count up to now."""
         with self.database.read() as connection:
-            read_experiment(connection, experiment_id)
+            pool = read_experiment(connection, experiment_id).pool
             used = _usage(connection, schema.runs.c.experiment_id == experiment_id)
             placements = records(connection, Placement, placements_of(experiment_id))
-        return ledger(experiment_id, used, placements, now_s=self.clock())
+        found = ledger(experiment_id, used, placements, now_s=self.clock())
+        return replace(found, total=self._with_co2(found.total, pool))
 
     def account(self, run_id: int) -> Account:
         """What every attempt at a run is charged; an open one counts up to now."""
         with self.database.read() as connection:
             run = read_run(connection, run_id)
+            pool = read_experiment(connection, run.experiment_id).pool
             used = _usage(connection, schema.runs.c.id == run_id)
-        return account(run.id, run.state, used, now_s=self.clock())
+        found = account(run.id, run.state, used, now_s=self.clock())
+        return replace(found, total=self._with_co2(found.total, pool))
+
+    def _with_co2(self, total: Sum, pool: str) -> Sum:
+        energy_kwh = math.fsum(total.energy_kwh.values())
+        return replace(total, co2_kg=self.settings.site(pool).co2_kg(energy_kwh))
 
     def experiments_with_usage(self) -> list[int]:
         """Ids of the experiments with an attempt, the newest first."""

@@ -91,10 +91,12 @@ def test_every_acknowledged_run_is_there_after_a_restore(
     thread.start()
     assert begun.wait(10)
     before = list(acknowledged)
+    (settings.data_dir / "sites.yaml").write_text("default: {}\n")
     made = back_up(settings, archive, checkpoints=True)
     enough.set()
     thread.join()
     assert restore(elsewhere, archive, replace=False) == made
+    assert (elsewhere.data_dir / "sites.yaml").read_text() == "default: {}\n"
     assert migrate.check(elsewhere) == []
 
     restored = Store.open(elsewhere)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -175,6 +176,25 @@ def test_totals_count_a_measurement_once_however_often_it_is_written(
     ledger = store.accounting.ledger(experiment.id).total
     assert ledger.energy_kwh["counter"] == pytest.approx(0.6)
     assert store.accounting.totals(experiment.id).energy_kwh == pytest.approx(sum(ledger.energy_kwh.values()))
+
+
+def test_co2_is_that_of_all_energy_at_the_pools_site(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]], tmp_path: Path
+) -> None:
+    experiment, run, attempt = training()
+    store.recording.record(RecordBatch(measurements=windows(run.id, attempt, 6)))
+    store.attempts.finish_run(run.id, attempt, RunState.succeeded)
+    assert store.accounting.totals(experiment.id).co2_kg is None
+    (tmp_path / "sites.yaml").write_text(
+        "default: {pue: 1.5, pue_source: meter, carbon_kg_per_kwh: 0.2, carbon_source: supplier}\n"
+    )
+    for part in (store, store.accounting):
+        part.settings = part.settings.model_copy(update={"data_dir": tmp_path})
+    totals = store.accounting.totals(experiment.id)
+    assert totals.co2_kg == pytest.approx(totals.energy_kwh * 1.5 * 0.2)
+    assert store.accounting.ledger(experiment.id).total.co2_kg == pytest.approx(totals.co2_kg)
+    of_run = store.accounting.account(run.id).total
+    assert of_run.co2_kg == pytest.approx(math.fsum(of_run.energy_kwh.values()) * 0.3)
 
 
 def test_totals_follow_what_a_spool_delivers_after_the_end(
