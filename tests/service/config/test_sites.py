@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
+from service.scheduling.run_plan import run_config
+from service.specs.experiment import validate
 from trainers.config import Site
 
 TABLE = "hour,carbon_kg_per_kwh\n" + "".join(f"{hour},{hour / 100}\n" for hour in range(24))
@@ -54,3 +57,14 @@ def test_a_mistake_is_one_line_with_pool_and_field(tmp_path: Path, text: str, me
     with pytest.raises(ValueError, match=message) as caught:
         sites(tmp_path, text).sites()
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_given_the_site_of_its_pool(tmp_path: Path) -> None:
+    sites(tmp_path, "north: {idle_w: 40, idle_source: meter}\n")
+    spec = validate({"name": "x", "task": {"name": "imdb", "path": "texts"}, "hardware": "cpu"})
+    for pool, idle_w in (("north", 40.0), ("default", None)):
+        settings = Settings(data_dir=tmp_path, pool=pool)
+        config = run_config(
+            spec, experiment_id=1, run_id=1, seed=0, workers=1, settings=settings, catalogue=CATALOGUE
+        )
+        assert config.site.idle_w == idle_w
