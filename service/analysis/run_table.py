@@ -20,6 +20,7 @@ from service.domain.neighbours import Neighbour, disturbances
 from service.domain.records import Experiment, PointRow, Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.fields import axis_names
+from service.specs.models import RUN
 from service.store import Store
 from service.store.runs import as_float
 from trainers.telemetry.kernels import KERNEL_FIGURES
@@ -35,6 +36,7 @@ _OF_AN_AXIS = {"train_examples": "task.train_examples", "train.selected": "task.
 """Facts that may differ when the axis that sets them is one of the grid's."""
 _DATA_FIELDS = frozenset({"task.path", "task.detokenise"})
 """Fields that choose the data: where an experiment has one of them as an axis, each value has its own."""
+_TEACHER = "teacher.sha256"
 UnitScores = Callable[[Run], Mapping[str, float] | None]
 """Each test unit's share of a run's headline, by the unit's name; None where that is not known."""
 _ENVIRONMENT = (
@@ -137,6 +139,8 @@ class RunTable:
             for name, value in self.data.get(run.id, {}).items():
                 if name in _OF_THE_CONFIGURATION or _OF_AN_AXIS.get(name) in varied:
                     continue
+                if name == _TEACHER and (run.teacher or "").startswith(RUN):
+                    continue  # A run never changes, and the spec has which one it is.
                 first, number = seen.setdefault((*dataset, name), (value, run.id))
                 if first != value:
                     raise NotComparable(

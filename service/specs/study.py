@@ -115,6 +115,9 @@ def parse_study(document: Mapping[str, Any], catalogue: Mapping[str, Hardware] =
     problems += _naming_problems(parts, written.parts)
     if problems:
         raise SpecError(problems)
+    for name, part in parts.items():
+        if part.tuned is not None:  # Fresh seeds have teachers of their own.
+            parts[name] = replace(part, sources=parts[part.tuned].sources)
     outlines: dict[str, tuple[dict[str, Any], ExperimentSpec]] = {}
     numbers = {name: 2 * number for number, name in enumerate(parts, start=1)}
     for part in map(parts.__getitem__, _in_order(parts)):
@@ -240,6 +243,10 @@ def _naming_problems(parts: Mapping[str, PartSpec], written: Mapping[str, Any]) 
                 known = False
                 message = f"'{shortened(needed)}' is not a part of the study; {nearest(needed, written)}"
                 yield _invalid(f"parts.{part.name}", message)
+        base = parts.get(part.tuned or "")
+        if base is not None and (first := base.tuned) is not None:
+            message = f"part {part.tuned} is tuned itself; name the part that tuned it, {shortened(first)}"
+            yield _invalid(f"parts.{part.name}.tuned", message)
     if known and len(parts) == len(written):
         try:
             _in_order(parts)

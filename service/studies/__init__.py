@@ -75,8 +75,8 @@ class StudyParts:
 
         study = waiting.study
         try:
-            spec = parse_study(parse(waiting.text.encode()), self._catalogue).parts[part.name]
-            document, chosen = written(self._store, spec, known)
+            specs = parse_study(parse(waiting.text.encode()), self._catalogue).parts
+            document, chosen = written(self._store, specs, part.name, known)
             new = self._admitted(study.owner, part_text(study.name, part.name, document))
             experiment = self._store.studies.submit_part(study.id, part.name, new, chosen)
         except SpecError as error:

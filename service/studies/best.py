@@ -14,11 +14,11 @@ from service.analysis.question import Question
 from service.analysis.ranking import label_of
 from service.analysis.run_table import RunTable, read_run_table
 from service.config.document import parse
-from service.domain.grid import AxisValue, labels
+from service.domain.grid import AxisValue, FieldValue, labels
 from service.domain.records import Run
 from service.domain.states import RunState
 from service.domain.studies import StudyPart
-from service.specs.experiment import ExperimentSpec
+from service.specs.experiment import validate
 from service.specs.models import RUN, by_seed
 from service.specs.study import ModelSource, PartSpec, tuned_document
 from service.store import Store
@@ -26,27 +26,30 @@ from service.studies import NotPossible
 
 
 def written(
-    store: Store, part: PartSpec, known: Mapping[str, StudyPart]
+    store: Store, parts: Mapping[str, PartSpec], name: str, known: Mapping[str, StudyPart]
 ) -> tuple[dict[str, Any], str | None]:
     """Returns a part's spec with what others found, and what was chosen for it, in words."""
+    part, words = parts[name], dict[str, None]()
+
+    def model_of(source: ModelSource) -> str:
+        table = read_run_table(store, [_experiment_of(known[source.part])])
+        if source.by_seed:
+            last_first = sorted(table.finished, key=lambda run: -run.repeat)
+            runs = {run.seed: run.id for run in last_first}
+            if missing := [str(seed) for seed in part.seeds if seed not in runs]:
+                raise NotPossible(f"part {source.part} has no result for seed {', '.join(missing)}")
+            return by_seed({seed: runs[seed] for seed in part.seeds})
+        run, words_of = _best(table, source.part)
+        words[words_of] = None
+        return f"{RUN}{run.id}"
+
     try:
+        base = part if part.tuned is None else parts[part.tuned]
+        document = base.with_models(functools.cache(model_of))
         if part.tuned is not None:
-            return _at_best(store, part, _experiment_of(known[part.tuned]))
-        words: dict[str, None] = {}
-
-        def model_of(source: ModelSource) -> str:
-            table = read_run_table(store, [_experiment_of(known[source.part])])
-            if source.by_seed:
-                last_first = sorted(table.finished, key=lambda run: -run.repeat)
-                runs = {run.seed: run.id for run in last_first}
-                if missing := [str(seed) for seed in part.seeds if seed not in runs]:
-                    raise NotPossible(f"part {source.part} has no result for seed {', '.join(missing)}")
-                return by_seed({seed: runs[seed] for seed in part.seeds})
-            run, words_of = _best(table, source.part)
-            words[words_of] = None
-            return f"{RUN}{run.id}"
-
-        return part.with_models(functools.cache(model_of)), "; ".join(words) or None
+            cells, words_of = _at_best(store, part, _experiment_of(known[part.tuned]))
+            document, words = tuned_document(part, document, cells), {words_of: None, **words}
+        return document, "; ".join(words) or None
     except (AnalysisError, BadQuestion) as error:
         raise NotPossible(str(error)) from None
 
@@ -72,9 +75,10 @@ def _best(table: RunTable, part: str) -> tuple[Run, str]:
     return run, f"run {run.id} is {words}"
 
 
-def _at_best(store: Store, part: PartSpec, tuned_by: int) -> tuple[dict[str, Any], str]:
-    text, canonical = store.experiments.spec(tuned_by)
-    spec = ExperimentSpec.model_validate_json(canonical)
+def _at_best(store: Store, part: PartSpec, tuned_by: int) -> tuple[list[dict[str, FieldValue]], str]:
+    """Returns the best cell of each arm, as values by field."""
+    text, _ = store.experiments.spec(tuned_by)  # The canonical spec has linked fields in another order.
+    spec = validate(parse(text.encode()), store.settings.catalogue())
     table, infeasible = read_run_table(store, [tuned_by]), store.runs.refusals(tuned_by)
     settings = {run.cell: spec.search.settings(run.point) for run in table.runs if run.cell not in infeasible}
     # By field, whichever are linked: an arm is all fields but those that were tuned.
@@ -95,7 +99,7 @@ def _at_best(store: Store, part: PartSpec, tuned_by: int) -> tuple[dict[str, Any
     for best in tuning.best:
         if best.fewer_seeds:
             words += f"; {best.label}: not eligible, with fewer results: {'; '.join(best.fewer_seeds)}"
-    return tuned_document(part, parse(text.encode()), chosen), words
+    return chosen, words
 
 
 def _point_of(settings: Mapping[str, Any]) -> dict[str, AxisValue]:

@@ -143,14 +143,22 @@ def test_later_parts_start_from_the_runs_of_earlier_ones(
     assert [one.owner for one in store.experiments.page().items] == ["ada"] * 3
 
 
+LINKED = TUNED.replace(
+    "axes: {optimizer.name: [adamw, adan], optimizer.learning_rate: [1.0e-4, 1.0e-3, 1.0e-2]}",
+    "together: [{optimizer.name: [adamw, adamw, adamw, adan, adan, adan], optimizer.learning_rate: [1.0e-4, "
+    "1.0e-3, 1.0e-2, 1.0e-4, 1.0e-3, 1.0e-2]}]",
+)
+
+
+@pytest.mark.parametrize("text", [TUNED, LINKED], ids=["axes", "linked"])
 def test_the_arms_of_a_tuned_part_are_compared_at_their_best(
-    store: Store, submit_study: SubmitStudy, finish: Finish, parts: StudyParts
+    store: Store, submit_study: SubmitStudy, finish: Finish, parts: StudyParts, text: str
 ) -> None:
-    study = submit_study(TUNED)
-    best = {"adamw": 1e-3, "adan": 1e-2}
+    study = submit_study(text)
 
     def accuracy(point: Mapping[str, Any], seed: int) -> float:
-        return 0.9 if best[point["optimizer.name"]] == point["optimizer.learning_rate"] else 0.8
+        label = "+".join(map(str, point.values()))
+        return 0.9 if label in ("adamw+0.001", "adan+0.01") else 0.8
 
     tuning = experiment_of(study, "tuning")
     finish(tuning, accuracy)
@@ -172,6 +180,23 @@ def test_the_arms_of_a_tuned_part_are_compared_at_their_best(
     finish(final, lambda point, seed: 0.85 + 0.01 * seed)
     answer = Question(read_run_table(store, study.compared)).compare(metrics=["accuracy"])
     assert answer.notes[0] == f"experiment {final}: {store.studies.chosen([final])[final]}"
+
+
+def test_fresh_seeds_learn_from_their_own_teachers(
+    store: Store, submit_study: SubmitStudy, finish: Finish, parts: StudyParts
+) -> None:
+    text = TUNED.replace("    seeds: [0, 1]", "    model: {teacher: {run: teacher/seed}}\n    seeds: [0, 1]")
+    study = submit_study(text + "  teacher: {task: {name: imdb}, seeds: [0, 1, 10, 11]}\n")
+    teacher = experiment_of(study, "teacher")
+    finish(teacher, lambda point, seed: 0.9)
+    parts.run_once()
+    tuning = experiment_of(store.studies.get(study.id), "tuning")
+    finish(tuning, lambda point, seed: 0.5 + float(point["optimizer.learning_rate"]))
+    parts.run_once()
+    runs = {run.seed: run.id for run in store.runs.all_of(teacher)}
+    of_part = store.runs.all_of(experiment_of(store.studies.get(study.id), "final"))
+    assert {run.teacher for run in of_part} == {f"run:10={runs[10]},11={runs[11]}"}
+    assert {run.teacher for run in store.runs.all_of(tuning)} == {f"run:0={runs[0]},1={runs[1]}"}
 
 
 def test_an_arm_without_a_result_ends_the_comparison(

@@ -370,6 +370,14 @@ def test_data_may_differ_by_the_axis_that_sets_it() -> None:
         rows(run(1, FP32, 0), run(2, BF16, 0), data=data)
 
 
+def test_runs_may_learn_from_other_runs_and_not_from_folders_that_changed() -> None:
+    data = {1: {"teacher.sha256": "a" * 64}, 2: {"teacher.sha256": "b" * 64}}
+    taught = [run(id, FP32, id, teacher="run:1=7,2=8") for id in (1, 2)]
+    assert rows(*taught, data=data).axes == ("precision",)
+    with pytest.raises(NotComparable, match=r"teacher\.sha256 is aaaaaaaaaaaa in run:1"):
+        rows(*(run(id, FP32, id, teacher="folder") for id in (1, 2)), data=data)
+
+
 def test_an_axis_over_the_data_compares_corpora_and_says_what_they_are_judged_on() -> None:
     runs = [
         run(2 * seed + at, {"task.path": path}, seed, accuracy=0.5, test_score=0.5)

@@ -85,6 +85,16 @@ def test_a_tuned_part_links_the_values_of_each_arm() -> None:
     assert final.run_count() == 4
 
 
+def test_the_fresh_seeds_of_a_tuned_part_have_teachers_too() -> None:
+    text = TUNED.replace("    seeds: [0, 1]", "    model: {teacher: {run: teacher/seed}}\n    seeds: [0, 1]")
+    teacher = "  teacher: {task: {name: imdb}, seeds: [0, 1, 10]}\n"
+    assert lines(text + teacher) == [
+        "parts.final.seeds: part teacher has no seed 11, for run: teacher/seed; list the same seeds in both"
+    ]
+    study = parse_study(parse((text + teacher.replace("10]", "10, 11]")).encode()))
+    assert study.parts["final"].needs == ("teacher", "tuning")
+
+
 def test_values_that_are_tried_for_one_arm_alone_may_be_linked_too() -> None:
     text = TUNED.replace(
         "axes: {optimizer.name: [adamw, adan], optimizer.learning_rate: [1.0e-4, 1.0e-3, 1.0e-2]}",
@@ -185,6 +195,10 @@ def test_a_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
             {"parts__tuning__search__name": "random", "parts__tuning__search__samples": 4},
             "parts.final.tuned: part tuning has search.name: random, which gives arms different budgets; "
             "use grid",
+        ),
+        (
+            {"parts__again": {"tuned": "final", "over": ["optimizer.name"], "seeds": [20]}},
+            "parts.again.tuned: part final is tuned itself; name the part that tuned it, tuning",
         ),
         ({"parts__final__precision": "bf16"}, "parts.final.precision: unknown key; known: "),
         (
