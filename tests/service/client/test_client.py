@@ -227,6 +227,7 @@ def test_wait_ends_with_the_experiment_or_in_time() -> None:
     detail = {
         **EXPERIMENT,
         "totals": {"cost_usd": 0.0, "energy_kwh": 0.0, "device_hours": 0.0, "overhead_usd": 0.0},
+        "study": None,
         "waiting": None,
     }
     server = Server(httpx.Response(200, json=detail), httpx.Response(200, json={**detail, "state": "failed"}))
