@@ -2,8 +2,8 @@
 
 Of what the machine decides (time, money, energy, memory, throughput) each run is a value, with the seed as
 its block; of everything else a seed has one value, the mean over its repeats. Repeats of a few seeds say
-nothing about others, so a test is over seeds again where these differ by more than their repeats do, and
-where the sides ran different seeds.
+nothing about others, so a test is over runs only where the seeds are remarkably alike, and both sides ran the
+same ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
 from service.analysis.answers import SeedAgreement
 from service.analysis.ranking import label_of
@@ -22,6 +23,11 @@ from service.domain.metrics import scale_of
 from service.domain.records import Run
 
 _SEEDS = 2**32
+_ALIKE = 0.3
+"""Runs are the units where seeds without an effect would be no more alike than these in this share of cases.
+
+The largest share, in steps of 0.05, with which at most 5.5% of claims at 5% are false, whatever seeds do.
+"""
 _MOST_NAMED = 5
 
 
@@ -74,8 +80,7 @@ def compared_values(a: Mapping[int, float], b: Mapping[int, float]) -> ComparedV
 def units_of(replicates: Sequence[int], contrasts: Values) -> list[list[int]]:
     """Returns the positions of the values that make up each unit of a test over contrasts (R, d).
 
-    Each by itself, unless the mean square of the contrasts between seeds is above that within them: then
-    those of a seed.
+    Those of a seed, or each by itself where the contrasts differ little between seeds (F test, `_ALIKE`).
     """
     of_seeds: dict[int, list[int]] = {}
     for position, replicate in enumerate(replicates):
@@ -86,7 +91,11 @@ def units_of(replicates: Sequence[int], contrasts: Values) -> list[list[int]]:
         overall = contrasts.mean(axis=0)
         between = sum(len(of) * ((m - overall) ** 2).sum() for of, m in zip(groups, means, strict=True))
         within = sum(((contrasts[of] - m) ** 2).sum() for of, m in zip(groups, means, strict=True))
-        if between / (len(groups) - 1) > within / (count - len(groups)):
+        of_seeds_df, of_repeats_df = (
+            contrasts.shape[1] * df for df in (len(groups) - 1, count - len(groups))
+        )
+        least = float(special.fdtri(of_seeds_df, of_repeats_df, _ALIKE))
+        if between / of_seeds_df > least * within / of_repeats_df:
             return groups
     return [[position] for position in range(count)]
 

@@ -31,7 +31,7 @@ def question(seeds: int, repeats: int, of: Draw, precisions: tuple[str, ...] = (
 
 def noisy(size: float, of_seed: float = 0.0) -> Draw:
     """bf16 takes half as long; noise of each run, and what a seed does to one side alone."""
-    generator = np.random.default_rng(3)
+    generator = np.random.default_rng(4)  # Times of 3 to 5 repeats are alike in all seeds
 
     def draw(precision: str, seed: int, repeat: int) -> dict[str, Any]:
         apart = of_seed * seed * (precision == "bf16")
@@ -63,7 +63,7 @@ def test_each_repeat_is_a_value_of_time_and_none_of_accuracy() -> None:
 
 def test_a_claim_over_runs_is_the_paired_t_test_of_the_runs() -> None:
     noise = np.random.default_rng(0).normal(size=(3, 4))
-    noise -= 0.9 * noise.mean(axis=1, keepdims=True)  # Seeds differ by less than their repeats.
+    noise -= 0.9 * noise.mean(axis=1, keepdims=True)  # Seeds are alike.
     keys = [seed + 2**32 * repeat for seed in range(3) for repeat in range(4)]
     a = dict(zip(keys, (10.0 + noise).ravel().tolist(), strict=True))
     b = dict.fromkeys(keys, 10.2)
@@ -85,7 +85,7 @@ def test_accuracy_claims_are_those_of_single_runs_however_often_a_seed_runs() ->
     assert repeated.rows[0].figures == single.rows[0].figures
 
 
-def test_where_seeds_differ_by_more_than_repeats_a_test_of_time_is_over_seeds() -> None:
+def test_where_seeds_are_not_alike_a_test_of_time_is_over_seeds() -> None:
     asked = question(4, 3, noisy(0.001, of_seed=0.1))
     answer = asked.compare(metrics=["total_time_s"], claims=True)
     claim = answer.claims[0].claim
@@ -126,7 +126,7 @@ def test_other_seeds_are_compared_by_their_means_or_not_at_all() -> None:
 
 def test_what_both_sides_kept_of_a_seed_is_paired() -> None:
     a = {0: 1.0, 2**32: 1.1, 2 * 2**32: 1.2, 1: 2.0}
-    b = {2**32: 1.0, 2 * 2**32: 1.3, 1: 2.1, 1 + 2**32: 2.2}
+    b = {2**32: 1.0, 2 * 2**32: 1.3, 1: 2.0, 1 + 2**32: 2.2}  # Seeds are alike.
     assert [seed_of(key) for key in compared_values(a, b).of_a] == [1, 0, 0]
 
 
@@ -151,7 +151,8 @@ def test_an_interaction_is_tested_over_the_same_units_as_a_claim() -> None:
     )  # fmt: skip
     between = 4 * contrast.mean(axis=1).var(ddof=1)
     within = contrast.var(axis=1, ddof=1).mean()
-    over = contrast.mean(axis=1) if between > within else contrast.ravel()
+    alike = between <= stats.f.ppf(0.3, 2, 9) * within
+    over = contrast.ravel() if alike else contrast.mean(axis=1)
     term = answer.model.terms[-1]
     assert (term.axes, term.seeds) == (("precision", "batch.global_size"), 3)
     assert term.p_value == pytest.approx(stats.ttest_1samp(over, 0.0).pvalue)
@@ -201,7 +202,7 @@ def test_a_reused_run_is_no_repeat() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "of_seed", "most"),
-    [(1, 0.0, 0.07), (3, 0.0, 0.07), (3, 1.0, 0.09), (5, 1.0, 0.07), (5, 5.0, 0.07)],
+    [(1, 0.0, 0.07), (2, 1.5, 0.07), (3, 0.0, 0.07), (3, 1.0, 0.07), (5, 1.0, 0.07), (5, 5.0, 0.07)],
 )
 def test_equal_configurations_get_no_more_false_claims_of_time_by_repeats(
     seeds: int, of_seed: float, most: float
