@@ -33,6 +33,7 @@ BENCHMARK = Benchmark(
     "corpus",
     __doc__,
     fields=("documents_per_s", "mib_per_s", "peak_rss_mib", "same_bytes_after_kill", "continued_s"),
+    also=("documents", "seconds", "was_killed", "wikitext"),
 )
 DOCUMENTS = 200_000
 _FILES_PER_FOLDER = 1000
