@@ -79,8 +79,9 @@ _LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
 _NOT_TEXT = re.compile(r"\s*:?(file|image|category|media):", re.IGNORECASE)
 _WEB_LINK = re.compile(r"\[(?:https?:)?//[^\s\]]+ ?([^\]]*)\]")
 _HIDDEN = re.compile(
-    r"<!--.{0,5000}?-->|<(ref|math|gallery|nowiki)\b[^<>]{0,500}(?:/>|>.{0,5000}?</\1>)",
-    re.DOTALL | re.IGNORECASE,
+    r"<!--(?:[^<-]++|<(?!!--)|-(?!->))*+-->"
+    r"|<(ref|math|gallery|nowiki)\b[^<>]{0,500}?(?:/>|>(?:[^<]++|<(?!/?\1\b))*+</\1>)",
+    re.IGNORECASE,
 )
 _TAG = re.compile(rf"</?(?!{UNKNOWN[1:]})[a-z][^<>]{{0,500}}>", re.IGNORECASE)
 _EMPHASIS = re.compile("'{2,5}")

@@ -46,7 +46,7 @@ def test_the_form_of_a_text_is_recognised():
 WIKI = """{{Infobox tea|name={{lang|fr|Thé}}
 |origin=China}}
 '''Tea''' is an [[Aromatic compound|aromatic]] [[drink]].<ref name="a">Smith, {{cite}} p. 3</ref>
-It&nbsp;is old.<!-- a
+It&nbsp;is<ref name="a" /> old.<!-- a
 -->
 == History ==
 {| class="wikitable"
@@ -55,7 +55,7 @@ It&nbsp;is old.<!-- a
 | 1900 || 3
 |}
 [[File:Tea.jpg|thumb|A [[cup]] of tea]]
-* See [https://example.org the page] in full.
+* See [https://example.org the page] in full.<ref>B.</ref>
 __NOTOC__
 1900 - 1910
 [[Category:Drinks]]
@@ -107,4 +107,4 @@ def test_time_grows_with_the_length_alone(piece):
     began = time.process_time()
     for paragraph in paragraphs(piece * 100_000):
         list(sentences(paragraph))
-    assert time.process_time() - began < 5.0
+    assert time.process_time() - began < 2.0
