@@ -20,7 +20,7 @@ from service.analysis.recommend import Configuration
 from service.analysis.repeats import means_by_seed, units_of
 from service.analysis.run_table import flat_spec
 from service.config.document import RefusedDocument, load_yaml
-from service.config.hardware import nearest
+from service.config.suggestions import nearest
 from service.db import schema
 from service.domain.formats import axis_value, short_name
 from service.domain.grid import LINK, AxisValue, fields_of

@@ -46,7 +46,7 @@ from service.analysis.repeats import agreement, agreement_notes
 from service.analysis.rows import Rows, is_at
 from service.analysis.speedup import WorkerShape, is_rate, ratio, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
-from service.config.hardware import nearest
+from service.config.suggestions import nearest
 from service.domain.metrics import MARGINS, Metric, scale_of, spent_metrics
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from service.analysis.answers import BadQuestion, Claim
-from service.config.hardware import nearest
+from service.config.suggestions import nearest
 from service.domain.metrics import METRICS, Metric, better_of
 
 

@@ -66,14 +66,15 @@ def hardware(
 ) -> Answer:
     """Show the hardware catalogue: memory, power, peaks and price, and the source of each."""
     from service.cli.tables import print_device, print_hardware
-    from service.config.hardware import nearest
+    from service.config.hardware import LISTED
+    from service.config.suggestions import nearest
 
     entries = client.hardware()
     if name is None:
         return Answer(entries, partial(print_hardware, entries))
     names = {each: entry for entry in entries for each in (entry.name, *entry.aliases)}
     if name not in names:
-        raise Failure(f"'{name}' is not in the catalogue; {nearest(name, list(names))}", ExitCode.not_found)
+        raise Failure(f"'{name}' is not in the catalogue; {nearest(name, names, LISTED)}", ExitCode.not_found)
     return Answer(names[name], partial(print_device, names[name]))
 
 

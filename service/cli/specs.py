@@ -165,9 +165,12 @@ def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
     for assignment in assignments:
         if assignment.startswith("@"):
             changes_file = Path(assignment[1:])
-            document = _merged(document, _parsed(str(changes_file), _text_of(changes_file)))
+            changes = _parsed(str(changes_file), _text_of(changes_file))
+            document = _merged(document, changes)
         else:
-            _assign(document, assignment)
+            changes = _assign(document, assignment)
+        for axis in _replace_axes(document, changes):
+            note(f"--set {assignment} replaces the axis {axis}; to vary it: --set search.axes.{axis}=[...]")
     heading = " ".join([f"# {file}", *(f"--set {assignment}" for assignment in assignments)])
     return f"{heading}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n".encode()
 
@@ -244,7 +247,78 @@ def read_catalogue(settings: Settings) -> Mapping[str, Hardware]:
         raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
 
 
-def _assign(document: dict[str, Any], assignment: str) -> None:
+def _replace_axes(document: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Removes axes over fields that the changes set, unless they give the axis too; returns their names."""
+    search, given = document.get("search"), changes.get("search", {})
+    if not isinstance(search, dict) or not isinstance(given, dict):
+        return []
+    groups = [group for group in search.get("together") or () if isinstance(group, dict)]
+    axes, when = search.get("axes") or {}, search.get("when") or {}
+    if not isinstance(axes, dict) or not isinstance(when, dict):
+        return []  # Validation says what is wrong with them.
+    kept = {*(given.get("axes") or ()), *(name for group in given.get("together") or () for name in group)}
+    replaced = [
+        name
+        for name in (*axes, *(name for group in groups for name in group))
+        if name not in kept and _has(changes, name)
+    ]
+    for name in replaced:
+        axes.pop(name, None)
+        when.pop(name, None)
+        (search.get("otherwise") or {}).pop(name, None)
+        for group in groups:
+            if group.pop(name, None) is not None and len(group) == 1:
+                search["axes"] = axes = {**axes, **group}  # It is linked to nothing any more.
+                group.clear()
+    if groups:
+        search["together"] = [group for group in groups if group]
+    _settle_conditions(document, axes, when, search.get("otherwise") or {}, replaced)
+    return replaced
+
+
+def _settle_conditions(
+    document: Mapping[str, Any],
+    axes: dict[str, Any],
+    when: dict[str, Any],
+    otherwise: dict[str, Any],
+    replaced: Sequence[str],
+) -> None:
+    """An axis whose condition names a replaced one varies always, or never, by the value that is set."""
+    absent = list(replaced)
+    for name in absent:
+        for axis, needs in list(when.items()):
+            if name not in needs:
+                continue
+            if name in replaced and _value(document, name) in needs[name]:
+                del needs[name]
+                if not needs:
+                    del when[axis]
+                    otherwise.pop(axis, None)
+                continue
+            del when[axis], axes[axis]
+            if axis not in otherwise:
+                absent.append(axis)
+                continue
+            values = otherwise.pop(axis)
+            axes[axis] = values if isinstance(values, list) else [values]
+
+
+def _value(document: Mapping[str, Any], name: str) -> Any:
+    for part in name.split("."):
+        document = document[part]
+    return document
+
+
+def _has(changes: Mapping[str, Any], name: str) -> bool:
+    try:
+        _value(changes, name)
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
+def _assign(document: dict[str, Any], assignment: str) -> dict[str, Any]:
+    """Writes a change into the document, and returns it alone."""
     key, equals, value = assignment.partition("=")
     if not key or not equals:
         raise Failure(f"--set {assignment}: write key=value, such as precision=bf16", ExitCode.usage)
@@ -254,6 +328,9 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     # An axis is one key with dots in it: search.axes.batch.global_size=[8, 16].
     axis = key.removeprefix("search.axes.")
     path = key.split(".") if axis == key else ["search", "axes", axis]
+    change = {path[-1]: parsed["value"]}
+    for name in reversed(path[:-1]):
+        change = {name: change}
     section: dict[str, Any] = document
     for depth, name in enumerate(path[:-1]):
         inner = section.setdefault(name, {})
@@ -264,3 +341,4 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
             )
         section = inner
     section[path[-1]] = parsed["value"]
+    return change

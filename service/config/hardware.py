@@ -6,14 +6,14 @@ by `service.config.settings`) are merged over it.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
 from service.config.document import parse, shortened
+from service.config.suggestions import nearest
 from trainers.config import DevicePricing, DeviceRates, Precision
 from trainers.device_kinds import DEVICE_KINDS
 
@@ -22,7 +22,9 @@ _CUDA_12 = (
     "torch built for CUDA 12.6, since CUDA 13 has no code for compute capabilities 6.0 and 7.0: build the "
     "image with TORCH_INDEX=https://download.pytorch.org/whl/cu126"
 )
-_LONGEST_WORD = 64
+
+
+LISTED = "`stillhouse hardware` lists the known ones"
 
 
 class Hardware(DeviceRates):
@@ -130,16 +132,5 @@ def lookup(name: str, catalogue: Mapping[str, Hardware] = CATALOGUE) -> Hardware
     entry = find(name, catalogue)
     if entry is None:
         known = [*catalogue, *(alias for each in catalogue.values() for alias in each.aliases)]
-        raise ValueError(f"'{shortened(name)}' is not in the catalogue; {nearest(name, known)}")
+        raise ValueError(f"'{shortened(name)}' is not in the catalogue; {nearest(name, known, LISTED)}")
     return entry
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns `did you mean 'x'?`, or all known words if none is near."""
-    words = sorted(known)
-    folded = {candidate.casefold(): candidate for candidate in words}
-    # Comparing takes the product of the lengths; no known word is that long.
-    close = difflib.get_close_matches(word[:_LONGEST_WORD].casefold(), folded, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean '{folded[close[0]]}'?"
-    return "known: " + ", ".join(words[:20]) + (", ..." if len(words) > 20 else "")

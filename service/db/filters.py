@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from service.config.hardware import nearest
+from service.config.suggestions import nearest
 from service.db.errors import FilterError
 
 MAX_LENGTH = 4096

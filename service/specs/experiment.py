@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, create_model
 
 from service.config.document import Problem, SpecError, shortened
-from service.config.hardware import CATALOGUE, Hardware, find
+from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue
 from service.search import AnySearch, Search
@@ -225,17 +225,48 @@ def read_stored(canonical: str) -> ExperimentSpec:
 
 def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
     """Checks every field, the hardware and the axes' names; `SpecError` has every problem, in order."""
+    replaced = _replaced_problems(document, catalogue)
     document = _with_first_point(document)
     try:
         spec = _read(document)
     except SpecError as error:
         other = _with_other_point(document, error)
         if other is None:
-            raise
+            raise (SpecError([*replaced, *error.problems]) if replaced else error) from None
         spec = other
-    if problems := problems_of(spec, catalogue):
+    if problems := [*replaced, *problems_of(spec, catalogue)]:
         raise SpecError(problems)
     return spec
+
+
+def _replaced_problems(document: Mapping[str, object], catalogue: Mapping[str, Hardware]) -> list[Problem]:
+    """Judges each value that an axis replaces by itself, not with others: no run has them together."""
+    search = document.get("search")
+    axes = _written_axes(search).keys() & axis_names() if isinstance(search, Mapping) else ()
+    replaced = {name for name in axes if _written(document, name)}
+    if not replaced:
+        return []
+    problems: list[Problem] = []
+    try:
+        _read({**document, "search": {}})
+    except SpecError as error:
+        paths = tuple(f"{name}." for name in replaced)
+        problems = [problem for problem in error.problems if f"{problem.path}.".startswith(paths)]
+    if "hardware" in replaced and isinstance(name := document["hardware"], str):
+        try:
+            lookup(name, catalogue)
+        except ValueError as error:
+            problems.append(Problem("unknown-hardware", "hardware", str(error)))
+    return problems
+
+
+def _written(document: Mapping[str, object], name: str) -> bool:
+    value: object = document
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
 
 
 def _read(document: Mapping[str, object]) -> ExperimentSpec:

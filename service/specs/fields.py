@@ -238,6 +238,11 @@ def axis_names() -> tuple[str, ...]:
     return tuple(_dotted(SpecFields, without=_NOT_AXES))
 
 
+@functools.cache
+def field_names() -> tuple[str, ...]:
+    return tuple(_dotted(SpecFields))
+
+
 def _dotted(section: type[Section], without: frozenset[str] = frozenset()) -> Iterator[str]:
     for name, field in section.model_fields.items():
         inner = field.annotation

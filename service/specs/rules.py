@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, first_problems, shortened
 from service.config.hardware import Hardware, find, lookup
+from service.config.suggestions import SCHEMA
 from service.domain.grid import AxisValue
 from service.search import protocol as searches
 from service.specs.fields import SpecFields, WantedPrecision, axis_names
-from service.specs.wording import UNCOMPARED, nearest_axis
+from service.specs.wording import nearest_axis
 from trainers.config import LAYERS, Distillation, Precision, require_layer_map
 from trainers.model_kinds.encoders import ENCODERS
 
@@ -155,7 +156,7 @@ def _axis_problems(spec: SpecFields) -> Iterator[Problem]:
     known = set(axis_names())
     unknown = (name for name in spec.search.fields if name not in known)
     for number, name in enumerate(unknown):
-        hint = nearest_axis(name, known) if number < MAX_SUGGESTIONS else UNCOMPARED
+        hint = nearest_axis(name, known) if number < MAX_SUGGESTIONS else SCHEMA
         yield Problem(
             "unknown-axis", f"search.{_place(spec, name)}", f"unknown field '{shortened(name)}'; {hint}"
         )

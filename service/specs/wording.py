@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, refusal, shortened
-from service.config.hardware import nearest
+from service.config.suggestions import SCHEMA, all_of, did_you_mean, meant, nearest, spelt_like
 from service.search import SEARCHES, Search
 from service.search import protocol as searches
-from service.specs.fields import GridTooLarge, SpecFields
+from service.specs.fields import GridTooLarge, SpecFields, field_names
 from trainers.config import Section
 
-UNCOMPARED = "`stillhouse schema` lists the known ones"  # Instead of suggestions for many unknown names
 _RENAMED = {"model.student": "model.name"}  # Fields that documents may still have under an earlier name
 _FOLLOWS = "default_factory_not_called"  # A default that depends on a field which has an error itself
 _TYPES = {
@@ -48,7 +47,7 @@ def _problems(entries: Iterable[Any], document: Mapping[str, object]) -> Iterato
         if entry["type"] == "extra_forbidden":
             unknown += 1
             location = [str(part) for part in entry["loc"]]
-            hint = _nearest_key(location) if unknown <= MAX_SUGGESTIONS else UNCOMPARED
+            hint = _nearest_key(location) if unknown <= MAX_SUGGESTIONS else SCHEMA
             yield Problem("unknown-key", _document_path(location, document), f"unknown key; {hint}")
         elif entry["type"] != _FOLLOWS:
             yield _problem(entry, document)
@@ -86,23 +85,33 @@ def _document_path(location: Sequence[str], document: Mapping[str, object]) -> s
 
 
 def nearest_axis(name: str, known: Iterable[str]) -> str:
-    return f"it is now {_RENAMED[name]}" if name in _RENAMED else nearest(name, known)
+    return f"it is now {_RENAMED[name]}" if name in _RENAMED else nearest(name, known, SCHEMA)
 
 
 def _nearest_key(location: Sequence[str]) -> str:
     if (name := _RENAMED.get(".".join(location))) is not None:
         return f"it is now {name}"
     fields: Mapping[str, Any] = SpecFields.model_fields
+    place = ""
     for part in location[:-1]:
         annotation = fields[part].annotation if part in fields else None
         if annotation is Search:
             if owners := searches.names(lambda search: location[-1] in search.section.model_fields):
                 return f"it belongs to search.name: {owners}"
+            place += f"{part}."
             fields = {
                 name: field
                 for search in SEARCHES.values()
                 for name, field in search.section.model_fields.items()
             }
         elif isinstance(annotation, type) and issubclass(annotation, Section):
+            place += f"{part}."
             fields = annotation.model_fields
-    return nearest(location[-1], fields)
+    own = {f"{place}{name}": name for name in fields}
+    elsewhere = {name.rpartition(".")[2]: name for name in (*field_names(), *SpecFields.model_fields)}
+    found = meant(".".join(location), [*own, *SpecFields.model_fields, *field_names()])
+    if suggested := did_you_mean(list(dict.fromkeys(own.get(name, name) for name in found))):
+        return suggested
+    close = spelt_like(location[-1], elsewhere | {name: name for name in fields})
+    close.sort(key=lambda name: name not in fields)  # Names of other sections come last.
+    return did_you_mean(close[:1]) or all_of(fields, SCHEMA)

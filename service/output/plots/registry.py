@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from service.analysis.answers import AnalysisError, BadQuestion, FittedEffects
-from service.config.hardware import nearest
+from service.config.suggestions import nearest
 from service.domain.formats import point_text, replicate_text, title
 from service.domain.metrics import better_of
 from service.output.plots import answers, curves, times

@@ -7,9 +7,12 @@ from pathlib import Path
 import orjson
 import pytest
 
+from service.cli.specs import spec_text
+from service.config.document import parse
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
+from service.specs.experiment import validate
 from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
 from trainers.data.synthetic import write_corpus
@@ -42,6 +45,69 @@ def test_set_changes_fields_sections_and_axes_with_yaml_types(house: House) -> N
     assert spec["search"]["axes"]["batch.global_size"] == [8]
     assert [run.seed for run in house.runs(1)] == [3, 3]
     assert house.store.experiments.spec(1)[0].startswith(f"# {house.folder / 'spec.yaml'} --set optimizer")
+
+
+def test_set_on_an_axis_replaces_the_axis_and_says_so(house: House) -> None:
+    result = house.run("submit", house.spec(), "--set", "precision=bf16")
+    assert result.stderr == (
+        "--set precision=bf16 replaces the axis precision; to vary it: --set search.axes.precision=[...]\n"
+    )
+    assert result.stdout.startswith("submitted experiment 1: precision-by-batch, 4 runs\n")
+    assert {run.precision for run in house.runs(1)} == {"bf16"}
+    assert all(run.point.keys() == {"batch.global_size"} for run in house.runs(1))
+
+
+def test_a_file_of_changes_replaces_axes_but_those_that_it_gives(house: House, tmp_path: Path) -> None:
+    changes = tmp_path / "changes.yaml"
+    changes.write_text(
+        "batch: {global_size: 4}\nprecision: bf16\nsearch: {axes: {precision: [bf16]}}\n", encoding="utf-8"
+    )
+    result = house.run("submit", house.spec(), "--set", f"@{changes}")
+    assert result.stderr.count("replaces the axis") == 1
+    assert [run.point for run in house.runs(1)] == [{"precision": "bf16"}] * 2
+    assert {run.global_batch_size for run in house.runs(1)} == {4}
+
+
+def test_an_axis_linked_to_the_one_that_set_replaces_stays_an_axis(house: House) -> None:
+    linked = SPEC[: SPEC.index("search:")] + (
+        "search: {together: [{precision: [fp32, bf16], batch.global_size: [16, 32]}]}\n"
+    )
+    house.run("submit", house.spec(linked), "--set", "precision=bf16")
+    assert [(run.precision, run.point) for run in house.runs(1)] == [
+        ("bf16", {"batch.global_size": 16}),
+        ("bf16", {"batch.global_size": 32}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "points"),
+    [
+        ("single", [{}]),
+        ("ddp", [{"parallel.workers": 2}]),
+        ("pipeline", [{"parallel.workers": 2, "parallel.engine": e} for e in ("torch", "deepspeed")]),
+    ],
+)
+def test_conditions_on_the_axis_that_set_replaces_are_settled(
+    tmp_path: Path, strategy: str, points: list[dict[str, object]]
+) -> None:
+    conditional = SPEC[: SPEC.index("search:")] + (
+        "search:\n"
+        "  axes: {parallel.strategy: [single, ddp, pipeline], parallel.workers: [2], "
+        "parallel.engine: [torch, deepspeed]}\n"
+        "  when:\n"
+        "    parallel.workers: {parallel.strategy: [ddp, pipeline]}\n"
+        "    parallel.engine: {parallel.strategy: [pipeline]}\n"
+    )
+    (tmp_path / "spec.yaml").write_text(conditional, encoding="utf-8")
+    spec = validate(parse(spec_text(tmp_path / "spec.yaml", [f"parallel.strategy={strategy}"])))
+    assert list(spec.search.points()) == points
+
+
+@pytest.mark.parametrize("assignment", ["precision=fp8x", "batch.global_size=0"])
+def test_a_bad_value_set_on_an_axis_is_refused(house: House, assignment: str) -> None:
+    result = house.run("validate", house.spec(), "--set", assignment)
+    assert result.exit_code == 2
+    assert f"{assignment.partition('=')[0]}: " in result.stderr
 
 
 @pytest.mark.parametrize(

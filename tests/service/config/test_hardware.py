@@ -8,8 +8,9 @@ import pytest
 
 from service.config import hardware_page
 from service.config.document import SpecError
-from service.config.hardware import CATALOGUE, FIGURES, Hardware, find, lookup, nearest
+from service.config.hardware import CATALOGUE, FIGURES, Hardware, find, lookup
 from service.config.settings import Settings
+from service.config.suggestions import nearest
 from service.specs.experiment import validate
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.config.document import MAX_BYTES, SpecError, parse
+from service.config.suggestions import ALIASES
 from service.specs.experiment import ExperimentSpec, json_schema, validate
-from service.specs.fields import axis_names, canonical_json
+from service.specs.fields import SpecFields, axis_names, canonical_json, field_names
+from trainers.metrics import DECLARED
 
 MINIMAL = {"name": "a", "task": {"name": "imdb"}}
 
@@ -385,6 +387,74 @@ def test_an_unknown_task_is_the_only_problem() -> None:
     [(kind, path, message)] = problems("name: a\ntask: {name: imbd}")
     assert (kind, path) == ("invalid-value", "task.name")
     assert "'imdb'" in message
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "path"),
+    [
+        ("precision: fp8x\nsearch: {axes: {precision: [fp32, bf16]}}", "invalid-value", "precision"),
+        (
+            "batch: {global_size: 0}\nsearch: {axes: {batch.global_size: [8]}}",
+            "out-of-range",
+            "batch.global_size",
+        ),
+        (
+            "optimizer: {learning_rate: -1}\nsearch: {name: random, samples: 2, "
+            "axes: {optimizer.learning_rate: {low: 1e-5, high: 1e-3}}}",
+            "out-of-range",
+            "optimizer.learning_rate",
+        ),
+        ("hardware: A1000\nsearch: {axes: {hardware: [cpu]}}", "unknown-hardware", "hardware"),
+        (
+            "parallel: {workers: 0}\n"
+            "search: {together: [{parallel.workers: [1, 2], batch.global_size: [8, 16]}]}",
+            "out-of-range",
+            "parallel.workers",
+        ),
+    ],
+)
+def test_a_value_is_checked_though_an_axis_replaces_it(extra: str, kind: str, path: str) -> None:
+    assert only_problem(extra)[:2] == (kind, path)
+
+
+def test_a_value_that_an_axis_replaces_is_not_combined_with_others() -> None:
+    extra = "parallel: {strategy: single, workers: 2}\nsearch: {axes: {parallel.strategy: [ddp]}}"
+    assert not problems(f"name: a\ntask: {{name: imdb}}\n{extra}\n")
+
+
+@pytest.mark.parametrize(
+    ("extra", "path", "says"),
+    [
+        ("learning_rate: 1e-5", "learning_rate", "did you mean 'optimizer.learning_rate'?"),
+        ("priority: 75", "priority", "did you mean 'queue.priority'?"),
+        ("batch: {size: 8}", "batch.size", "did you mean 'global_size'?"),
+        ("model: {learning_rate: 1}", "model.learning_rate", "did you mean 'optimizer.learning_rate'?"),
+        ("search: {axes: {lr: [1e-5]}}", "search.axes.lr", "did you mean 'optimizer.learning_rate'?"),
+        ("search: {axes: {batch.size: [8]}}", "search.axes.batch.size", "did you mean 'batch.global_size'?"),
+        ("search: {method: bayes}", "search.method", "did you mean 'name'?"),
+        ("num_train_epochs: 3", "num_train_epochs", "did you mean 'length.epochs'?"),
+        ("fp16: true", "fp16", "did you mean 'precision'?"),
+        ("per_device_train_batch_size: 8", "per_device_train_batch_size", "did you mean 'batch.micro_size'?"),
+        ("searcher: {metric: loss}", "searcher", "did you mean 'search'?"),
+        ("optimizer: {lr: 1e-5}", "optimizer.lr", "did you mean 'learning_rate'?"),
+        ("optimizer: {zzz: 1}", "optimizer.zzz", "known: betas, eps, implementation, "),
+    ],
+)
+def test_an_unknown_name_is_answered_by_meaning_then_by_spelling(extra: str, path: str, says: str) -> None:
+    _, found, message = only_problem(extra)
+    assert found == path
+    assert says in message
+
+
+@pytest.mark.parametrize("extra", ["qqqq: 1", "optimizer: {zzz: 1}", "search: {axes: {zzz: [1]}}"])
+def test_a_list_of_names_is_never_cut(extra: str) -> None:
+    assert "..." not in only_problem(extra)[2]
+
+
+def test_every_alias_means_a_field_of_the_spec_or_a_figure() -> None:
+    known = {*field_names(), *SpecFields.model_fields, *DECLARED}
+    assert {name for names in ALIASES.values() for name in names} <= known
+    assert not ALIASES.keys() & {*field_names(), *SpecFields.model_fields}
 
 
 def test_a_bad_axis_value_names_its_grid_point() -> None:
