@@ -1,7 +1,7 @@
 """Runs as a table: CSV, Parquet or JSON lines, written page by page as the client reads.
 
 One row per run: the record's columns, then one per axis (`axis.precision`) for an experiment, or
-`point` as JSON for runs of several.
+`point` as JSON for runs of several, then one per figure that any of the runs ended with.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -42,6 +42,7 @@ ANSWERED = answered(
 )
 
 Row = dict[str, Any]
+Columns = Mapping[str, type]
 
 _TYPES: Mapping[str, type] = {
     name: next(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)
@@ -69,33 +70,43 @@ def answer(
             experiment_id=experiment_id, page_size=_PAGE_SIZE, page_token=token, visible=visible, **chosen
         )
 
-    columns = [*_TYPES, "point"]
+    first = read(None)
+    columns: dict[str, type] = {**_TYPES, "point": str}
     if experiment_id is not None:
-        _, canonical = store.experiments.spec(experiment_id)
-        spec = json.loads(canonical)
-        own = [name for name in _TYPES if name != "repeat" or spec.get("repeats", 1) > 1]
-        columns = [*own, *(f"axis.{axis}" for axis in spec["search"]["axes"])]
-    chunks = _WRITERS[format](_pages(read(None), read, columns), columns)
+        spec = json.loads(store.experiments.spec(experiment_id)[1])
+        own = {name: kind for name, kind in _TYPES.items() if name != "repeat" or spec.get("repeats", 1) > 1}
+        axes = dict.fromkeys([*spec["search"]["axes"], *(axis for run in first.items for axis in run.point)])
+        columns = {**own, **{f"axis.{axis}": str for axis in axes}}
+    figures = store.runs.figure_names(experiment_id, chosen.get("filter"), visible)
+    columns |= dict.fromkeys(figures, float)
+    chunks = _WRITERS[format](_pages(store, first, read, columns), columns)
     return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))
 
 
 def _pages(
-    page: Page[Run], read: Callable[[str | None], Page[Run]], columns: Sequence[str]
+    store: Store, page: Page[Run], read: Callable[[str | None], Page[Run]], columns: Columns
 ) -> Iterator[list[Row]]:
     while True:
-        yield [{column: _cell(run, column) for column in columns} for run in page.items]
+        summaries = store.runs.summaries([run.id for run in page.items])
+        yield [
+            {column: _cell(run, column, summaries.get(run.id, {})) for column in columns}
+            for run in page.items
+        ]
         if page.next_page_token is None:
             return
         page = read(page.next_page_token)
 
 
-def _cell(run: Run, column: str) -> object:
+def _cell(run: Run, column: str, figures: Mapping[str, object]) -> object:
     if column == "point":
         return json.dumps(run.point, ensure_ascii=False)
-    return getattr(run, column) if column in _TYPES else run.point.get(column.removeprefix("axis."))
+    if column in _TYPES:
+        return getattr(run, column)
+    axis = column.removeprefix("axis.")
+    return figures.get(column) if axis == column else run.point.get(axis)
 
 
-def csv_chunks(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
+def csv_chunks(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[bytes]:
     """Writes rows with a header, in which no spreadsheet runs a cell: a formula begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text)
@@ -117,11 +128,11 @@ def guarded(cell: object) -> object:
     return cell
 
 
-def _csv(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
+def _csv(pages: Iterator[list[Row]], columns: Columns) -> Iterator[bytes]:
     return csv_chunks(columns, (row.values() for rows in pages for row in rows))
 
 
-def _jsonl(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
+def _jsonl(pages: Iterator[list[Row]], columns: Columns) -> Iterator[bytes]:
     for rows in pages:
         yield b"".join(
             orjson.dumps(
@@ -139,7 +150,7 @@ def _number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _parquet(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[bytes]:
+def _parquet(pages: Iterator[list[Row]], columns: Columns) -> Iterator[bytes]:
     # Imported when asked for: Arrow is a third of the memory of a process that never exports.
     import pyarrow
     import pyarrow.csv
@@ -147,7 +158,7 @@ def _parquet(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[byt
 
     arrow_types: dict[type, Any] = {int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema(
-        [(name, arrow_types.get(_TYPES.get(name, str), pyarrow.string())) for name in columns]
+        [(name, arrow_types.get(kind, pyarrow.string())) for name, kind in columns.items()]
     )
     texts = {name for name in schema.names if schema.field(name).type == pyarrow.string()}
     # Arrow reads rows as CSV: making arrays of Python lists would import pandas, which is larger still.
@@ -161,10 +172,12 @@ def _parquet(pages: Iterator[list[Row]], columns: Sequence[str]) -> Iterator[byt
     sink = _Chunks()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for rows in pages:
+            # Arrow takes an empty last value for text where no line feed follows it.
             lines = (
-                ",".join(_quoted(value, text=name in texts) for name, value in row.items()) for row in rows
+                ",".join(_quoted(value, text=name in texts) for name, value in row.items()) + "\n"
+                for row in rows
             )
-            if text := "\n".join(lines):
+            if text := "".join(lines):
                 writer.write_table(
                     pyarrow.csv.read_csv(io.BytesIO(text.encode("utf-8", "replace")), **options)
                 )
@@ -206,7 +219,7 @@ class _Chunks(io.RawIOBase):
         return chunk
 
 
-_WRITERS: dict[TableFormat, Callable[[Iterator[list[Row]], Sequence[str]], Iterator[bytes]]] = {
+_WRITERS: dict[TableFormat, Callable[[Iterator[list[Row]], Columns], Iterator[bytes]]] = {
     TableFormat.csv: _csv,
     TableFormat.parquet: _parquet,
     TableFormat.jsonl: _jsonl,

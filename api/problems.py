@@ -87,9 +87,9 @@ _SPEC_PROBLEMS = (
      "The first rows of `task.path` lack a column or a label, are not UTF-8 or not JSON, or the parts do not "
      "fit together. The message names file, line and field.",
      "Fix the row or name the column in `task.columns`; `stillhouse inspect` shows what a folder holds."),
-    ("model-without-weights", "A model folder has no weights",
-     "The folder lacks `config.json` or the weights file.",
-     "Save the model with `save_pretrained`, or use a preset."),
+    ("model-without-weights", "A model folder is incomplete",
+     "The folder lacks `config.json`, the weights or a tokenizer, or has its weights in another format.",
+     "Add the file, convert the weights with the command in the message, or use a preset."),
     ("unknown-project", "No such project",
      "`project` names a project that does not exist, or of which the sender is not a member.",
      "Use a project listed by `stillhouse project list`, or have its maintainers add you."),

@@ -40,7 +40,6 @@ from trainers.data.layouts import SplitRule
 from trainers.metrics import SCORES, on_test
 
 MOST_SCORES = 2_000_000  # Scores of units held at once; runs beyond them are claimed about over seeds alone
-_MOST_DISTURBED = 5  # Named one by one
 
 
 class Rows:
@@ -329,18 +328,14 @@ class Rows:
         of_cells: dict[str, list[Run]] = {}
         for run in self._finished:
             of_cells.setdefault(label_of(run.point), []).append(run)
-        for label, runs in of_cells.items():
-            causes = [self.run_table.disturbed[run.id] for run in runs if run.id in self.run_table.disturbed]
-            if causes:
-                notes.append(f"{label}: {in_words(len(causes), len(runs), counted(causes))}")
-        if len(notes) > _MOST_DISTURBED:
-            notes[_MOST_DISTURBED:] = [
-                f"and {len(notes) - _MOST_DISTURBED} more configurations with such runs"
-            ]
-        if notes:
+        causes = {run.id: of for run in self._finished if (of := self.run_table.disturbed.get(run.id))}
+        if causes:
+            having = [label for label, runs in of_cells.items() if any(run.id in causes for run in runs)]
+            where = f" ({_some(having)})" if len(having) < len(of_cells) else ""
             notes.append(
-                "disturbed runs may be slower than their configuration: leave them out with --undisturbed, "
-                "or remeasure them with retry --disturbed"
+                f"{in_words(len(causes), len(self._finished), counted(causes.values()))}{where}; they may be "
+                "slower than their configuration: leave them out with --undisturbed, or remeasure them with "
+                "retry --disturbed"
             )
         if left_out := self.run_table.left_out:
             count = len(left_out)

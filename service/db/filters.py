@@ -10,7 +10,7 @@ The grammar is MLflow's, made closed: `precision = 'fp16' and accuracy > 0.9`.
                 | name [ NOT ] ( LIKE | ILIKE ) string
                 | name [ NOT ] IN "(" literal { "," literal } ")"
                 | name IS [ NOT ] NULL
-    name        = word | axis "." ( word { "." word } | quoted )
+    name        = word { "." word } | axis "." ( word { "." word } | quoted )
     literal     = number | 'string' | "string"
 
 Words are not case-sensitive where they are keywords. In a string, a quote is written twice. In
@@ -48,6 +48,15 @@ class Kind(StrEnum):
     text = "text"
     axis = "axis"
     """The value of an axis: a number, a string or a boolean, as the grid has it."""
+    field = "field"
+    """The value of a field of the spec, whether it is an axis or not."""
+    figure = "figure"
+    """A number among the figures that a run ended with."""
+
+
+_NUMBERS = (Kind.number, Kind.figure)
+_LISTED = "docs/metrics.md lists the figures, `stillhouse schema` the fields"
+_NO_NAMES: Mapping[str, Name] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +116,14 @@ class Order:
     descending: bool
 
 
-def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> Condition | None:
+def parse_filter(
+    text: str, names: Mapping[str, Kind], *, axes: bool = True, beside: Mapping[str, Name] = _NO_NAMES
+) -> Condition | None:
     """Parses a filter over these columns; a blank one is None.
 
     Args:
         axes: whether `axis.<name>` may be named.
+        beside: what else may be named.
 
     Raises:
         FilterError: with the position (from 1) and what was expected there.
@@ -121,17 +133,26 @@ def parse_filter(text: str, names: Mapping[str, Kind], *, axes: bool = True) -> 
     tokens = _tokens(text)
     if len(tokens) == 1:
         return None
-    parser = _Parser(tokens, names, axes)
+    parser = _Parser(tokens, names, axes, beside)
     condition = parser.disjunction(0)
     parser.expect_end()
     return condition
 
 
-def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) -> tuple[Order, ...]:
-    """Parses `name`, `name asc` or `name desc`, several of them separated by commas."""
+def parse_order(
+    text: str | None,
+    names: Mapping[str, Kind],
+    *,
+    default: Order,
+    beside: Mapping[str, Name] = _NO_NAMES,
+) -> tuple[Order, ...]:
+    """Parses `name`, `name asc` or `name desc`, several of them separated by commas.
+
+    Of `beside`, names that stand for a column may be given too.
+    """
     if text is None or not text.strip():
         return (default,)
-    columns = tuple(_parse_column(part, names) for part in text.split(","))
+    columns = tuple(_parse_column(part, names, beside) for part in text.split(","))
     if len(columns) > MAX_COLUMNS:
         raise FilterError(f"order_by has {len(columns):,} columns; the limit is {MAX_COLUMNS}")
     for position, column in enumerate(columns):
@@ -140,16 +161,20 @@ def parse_order(text: str | None, names: Mapping[str, Kind], *, default: Order) 
     return columns
 
 
-def _parse_column(text: str, names: Mapping[str, Kind]) -> Order:
+def _parse_column(text: str, names: Mapping[str, Kind], beside: Mapping[str, Name]) -> Order:
     words = text.split()
     if not words or len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
         raise FilterError(
             f"order_by '{_shown(text)}': give names, each optionally followed by asc or desc, "
             "separated by commas"
         )
-    if words[0] not in names:
-        raise FilterError(f"order_by: unknown column '{_shown(words[0])}'; {nearest(words[0], names)}")
-    return Order(words[0], len(words) == 2 and words[1].lower() == "desc")
+    name = beside[words[0]].name if words[0] in beside else words[0]
+    if name not in names:
+        reason = f"unknown column '{_shown(name)}'; {nearest(name, names, _LISTED)}"
+        if name in beside:
+            reason = f"'{name}' filters a list, but cannot order it; use a column, such as test_score"
+        raise FilterError(f"order_by: {reason}")
+    return Order(name, len(words) == 2 and words[1].lower() == "desc")
 
 
 _TOKEN = re.compile(
@@ -212,9 +237,11 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    def __init__(self, tokens: Sequence[_Token], names: Mapping[str, Kind], axes: bool) -> None:
+    def __init__(
+        self, tokens: Sequence[_Token], names: Mapping[str, Kind], axes: bool, beside: Mapping[str, Name]
+    ) -> None:
         self._tokens = tokens
-        self._names = names
+        self._names = {**beside, **{name: Name(name, kind) for name, kind in names.items()}}
         self._axes = axes
         self._at = 0
         self._conditions = 0
@@ -300,7 +327,7 @@ class _Parser:
 
     def _match(self, name: Name, *, ignore_case: bool) -> Match:
         token = self._take()
-        if name.kind is Kind.number:
+        if name.kind in _NUMBERS:
             raise _error_at(token.position, f"'{name.name}' is a number; compare it with =, <, > or IN")
         if self._token.kind != "string":
             raise self._fail("a quoted pattern")
@@ -326,11 +353,16 @@ class _Parser:
         self._at += 1
         if token.text == "axis" and self._axes and self._skip_symbol("."):
             return Name(self._axis(), Kind.axis)
-        if token.text not in self._names:
+        text = token.text
+        while self._skip_symbol("."):
+            if self._token.kind != "word":
+                raise self._fail("a name")
+            text += f".{self._take().text}"
+        if text not in self._names:
             known = [*self._names, *(["axis"] if self._axes else [])]
-            unknown = f"unknown column '{_shown(token.text)}'; {nearest(token.text, known)}"
+            unknown = f"unknown column '{_shown(text)}'; {nearest(text, known, _LISTED)}"
             raise _error_at(token.position, unknown)
-        return Name(token.text, self._names[token.text])
+        return self._names[text]
 
     def _axis(self) -> str:
         if self._token.kind == "string":
@@ -351,10 +383,10 @@ class _Parser:
                 raise _error_at(token.position, in_quotes)
             return self._number(self._take())
         if token.kind == "string":
-            if name.kind is Kind.number:
+            if name.kind in _NUMBERS:
                 raise _error_at(token.position, f"'{name.name}' is a number; write it without quotes")
             return _unquoted(self._take().text)
-        raise self._fail("a number" if name.kind is Kind.number else "a quoted string or a number")
+        raise self._fail("a number" if name.kind in _NUMBERS else "a quoted string or a number")
 
     def _number(self, token: _Token) -> int | float:
         try:

@@ -21,10 +21,12 @@ from sqlalchemy import ColumnElement, Connection, Table
 
 from service.db import filters
 from service.db.errors import BadPageToken
-from service.db.filters import Condition, Kind, Order
-from service.db.schema import experiments, runs
+from service.db.filters import Condition, Kind, Name, Order
+from service.db.schema import cell_specs, experiments, run_summaries, runs
 from service.db.statements import VISIBLE, VISIBLE_RUN, ids_in_sight, in_sight, run_in_sight
 from service.domain.access import EVERYTHING, Visibility
+from service.specs.fields import axis_names
+from trainers.metrics import FIGURES, SCORES, TEST_SCORES
 
 FEW = 200
 """Experiments whose rows are collected to be listed."""
@@ -44,7 +46,30 @@ def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
 
 
 EXPERIMENT_NAMES = names_of(experiments, hidden=("event_count", "changed_s"))
+SPEC_COLUMNS: Mapping[str, str] = {
+    "task.name": "task",
+    "model.name": "student",
+    "model.teacher": "teacher",
+    "precision": "precision",
+    "optimizer.name": "optimizer",
+    "optimizer.implementation": "implementation",
+    "batch.global_size": "global_batch_size",
+    "parallel.strategy": "strategy",
+    "parallel.workers": "workers",
+    "hardware": "hardware",
+}
+"""Columns of `runs` by the field of the spec that they repeat."""
 RUN_NAMES = names_of(runs, hidden=("point", "config_sha256", "price_usd_per_hour", "power_w"))
+BESIDE_COLUMNS: Mapping[str, Name] = {
+    **{name: Name(name, Kind.figure) for name in (*FIGURES, *SCORES, *TEST_SCORES) if name not in RUN_NAMES},
+    **{
+        field: Name(column, RUN_NAMES[column])
+        if (column := SPEC_COLUMNS.get(field)) is not None
+        else Name(field, Kind.field)
+        for field in axis_names()
+    },
+}
+"""What a filter of runs may name besides columns: figures of the summary, and fields of the spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,26 +311,42 @@ def _like(operand: ColumnElement[Any], pattern: str, dialect: str, ignore_case: 
 def _operand(
     name: filters.Name, table: Table, dialect: str, value: filters.Value | None
 ) -> ColumnElement[Any]:
-    if name.kind is Kind.axis:
-        return _axis(name.name, table, dialect, value)
+    match name.kind:
+        case Kind.axis:
+            return _member(table.c.point, [name.name], dialect, value)
+        case Kind.figure:
+            of_summary = sa.select(_member(run_summaries.c.summary, [name.name], dialect, value))
+            return of_summary.where(run_summaries.c.run_id == table.c.id).correlate(table).scalar_subquery()
+        case Kind.field:
+            c = cell_specs.c
+            of_spec = (
+                sa.select(_member(c.canonical, name.name.split("."), dialect, value))
+                .where(c.experiment_id == table.c.experiment_id, c.cell == table.c.cell)
+                .correlate(table)
+                .scalar_subquery()
+            )
+            # An axis has labels where the field has lists.
+            return sa.func.coalesce(_member(table.c.point, [name.name], dialect, value), of_spec)
     column = table.c[name.name]
     return sa.type_coerce(column, sa.Text()) if name.kind is Kind.text else column
 
 
-def _axis(name: str, table: Table, dialect: str, value: filters.Value | None) -> ColumnElement[Any]:
-    """The value of an axis, as text or as a number by what it is compared with; else NULL."""
-    text: ColumnElement[Any] = sa.type_coerce(table.c.point, sa.Text())
+def _member(
+    document: ColumnElement[Any], names: Sequence[str], dialect: str, value: filters.Value | None
+) -> ColumnElement[Any]:
+    """A value in a document, as text or as a number by what it is compared with; else NULL."""
+    text: ColumnElement[Any] = sa.type_coerce(document, sa.Text())
     if dialect == "sqlite":
-        path = "$." + json.dumps(name)
+        path = ".".join(["$", *map(json.dumps, names)])
         value_of_axis: ColumnElement[Any] = sa.func.json_extract(text, path)
         kind: ColumnElement[Any] = sa.func.json_type(text, path)
         numbers, strings, truth = ("integer", "real"), ("text",), ("true", "false")
         as_text: ColumnElement[Any] = sa.case((kind.in_(truth), kind), else_=sa.cast(value_of_axis, sa.Text))
     else:
-        document = sa.cast(text, sa.JSON)
-        member = sa.func.json_extract_path(document, name)
+        parsed = sa.cast(text, sa.JSON)
+        member = sa.func.json_extract_path(parsed, *names)
         kind = sa.func.json_typeof(member)
-        value_of_axis = sa.func.json_extract_path_text(document, name)
+        value_of_axis = sa.func.json_extract_path_text(parsed, *names)
         numbers, strings, truth = ("number",), ("string",), ("boolean",)  # type: ignore[assignment]
         as_text = value_of_axis
     if value is None:

@@ -13,7 +13,7 @@ from service.specs.experiment import ExperimentSpec, nothing
 from service.specs.models import FIELDS as MODEL_FIELDS
 from service.specs.models import references
 from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
-from trainers.models.origin import PRESETS
+from trainers.models.origin import PRESETS, WEIGHTS, without_weights
 
 _FIELDS = ("task.path", *MODEL_FIELDS)
 
@@ -46,13 +46,20 @@ def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem
     except ValueError as error:
         return Problem("invalid-value", field, str(error))
 
+    # Imported here: only specs that name a folder pay for the library.
+    from trainers.data.tokenizers import SOURCES, file_in
+
     def of(path: Path) -> Problem | None:
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
-        for name in ("config.json", "model.safetensors"):
-            if not (path / name).is_file():
-                return Problem("model-without-weights", field, f"'{text}' has no {name}; add it")
-        return None
+        reason = None
+        if not (path / "config.json").is_file():
+            reason = "has no config.json; add it"
+        elif not (path / WEIGHTS).is_file():
+            reason = f"has no weights: {without_weights(path)}"
+        elif not file_in(path).is_file():
+            reason = f"has no tokenizer ({', '.join(SOURCES)}); copy the files of its own tokenizer there"
+        return None if reason is None else Problem("model-without-weights", field, f"'{text}' {reason}")
 
     others = "; give a folder, hub:<id>, run:<id>"
     if field == "model.name":

@@ -19,7 +19,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from service.config.document import Problem, SpecError, shortened
-from service.config.hardware import CATALOGUE, Hardware, nearest
+from service.config.hardware import CATALOGUE, Hardware
+from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_PROJECT, NAME_PATTERN
 from service.domain.grid import REFERENCE_CELL, FieldValue
 from service.specs.experiment import ExperimentSpec, validate

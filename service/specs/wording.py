@@ -85,7 +85,11 @@ def _document_path(location: Sequence[str], document: Mapping[str, object]) -> s
 
 
 def nearest_axis(name: str, known: Iterable[str]) -> str:
-    return f"it is now {_RENAMED[name]}" if name in _RENAMED else nearest(name, known, SCHEMA)
+    if name in _RENAMED:
+        return f"it is now {_RENAMED[name]}"
+    if name in field_names():
+        return "a field of the spec, but one that cannot be an axis"
+    return nearest(name, known, SCHEMA)
 
 
 def _nearest_key(location: Sequence[str]) -> str:

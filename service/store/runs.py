@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from service.db import schema, statements
 from service.db.errors import NotFound
-from service.db.filters import Order, parse_filter, parse_order
-from service.db.listing import RUN_NAMES, Listing, read_page
+from service.db.filters import Kind, Order, parse_filter, parse_order
+from service.db.listing import BESIDE_COLUMNS, RUN_NAMES, Listing, condition_sql, read_page
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Attempt, LogLine, MeasurementRow, Page, Run
 from service.domain.states import RunState
@@ -100,15 +100,16 @@ class Runs(StorePart):
     ) -> Page[Run]:
         """A page of runs: of one experiment in grid order, or of all, newest first.
 
-        The filter is over the fields of `Run` and `axis.<name>`; for the other arguments see `experiments`.
+        The filter is over the fields of `Run` and of the spec, figures and `axis.<name>`; for the other
+        arguments see `experiments`.
         """
         default = Order("id", descending=True) if experiment_id is None else Order("index", descending=False)
         listing = Listing(
             schema.runs,
             statements.RUN_COLUMNS,
             {} if experiment_id is None else {"experiment_id": experiment_id},
-            parse_filter(filter or "", RUN_NAMES),
-            parse_order(order_by, RUN_NAMES, default=default),
+            parse_filter(filter or "", RUN_NAMES, beside=BESIDE_COLUMNS),
+            parse_order(order_by, RUN_NAMES, default=default, beside=BESIDE_COLUMNS),
             visible,
         )
         with self.database.read() as connection:
@@ -195,6 +196,33 @@ class Runs(StorePart):
             if figures is None:
                 read_run(connection, run_id)
         return figures or {}
+
+    def figure_names(
+        self, experiment_id: int | None, filter: str | None = None, visible: Visibility = EVERYTHING
+    ) -> list[str]:
+        """Declared figures that any of these runs ended with, besides the columns of runs."""
+        condition = parse_filter(filter or "", RUN_NAMES, beside=BESIDE_COLUMNS)
+        text = sa.type_coerce(schema.run_summaries.c.summary, sa.Text())
+        with self.database.read() as connection:
+            of_runs = schema.runs.join(schema.run_summaries, _r.id == schema.run_summaries.c.run_id)
+            if connection.dialect.name == "sqlite":
+                each = sa.func.json_each(text).table_valued("key", joins_implicitly=True)
+                names = select(each.c.key).select_from(of_runs, each)
+            else:
+                names = select(sa.func.json_object_keys(sa.cast(text, sa.JSON))).select_from(of_runs)
+            names = names.where(statements.VISIBLE_RUN, statements.run_in_sight(visible)).distinct()
+            if experiment_id is not None:
+                names = names.where(_r.experiment_id == experiment_id)
+            if condition is not None:
+                names = names.where(condition_sql(condition, schema.runs, connection.dialect.name))
+            found = set(connection.execute(names).scalars())
+        return [name for name, one in BESIDE_COLUMNS.items() if one.kind is Kind.figure and name in found]
+
+    def summaries(self, run_ids: Collection[int]) -> dict[int, dict[str, Any]]:
+        """All figures of at most a page of runs, by id; those of runs that ended with some."""
+        c = schema.run_summaries.c
+        rows = self.read(select(c.run_id, c.summary).where(c.run_id.in_(run_ids)))
+        return {row.run_id: row.summary for row in rows}
 
     def logs(
         self,

@@ -17,6 +17,7 @@ from service.db import schema, statements
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, ReplayOfDeleted, StoreError, StoreOutage
+from service.db.listing import SPEC_COLUMNS
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.grid import Point
@@ -48,19 +49,6 @@ _REUSED_COLUMNS = (
     *schema.NEIGHBOUR_COLUMNS,
 )  # fmt: skip
 """Columns of `runs` that a reused run takes over."""
-_COLUMNS = {
-    "task.name": "task",
-    "model.name": "student",
-    "model.teacher": "teacher",
-    "precision": "precision",
-    "optimizer.name": "optimizer",
-    "optimizer.implementation": "implementation",
-    "batch.global_size": "global_batch_size",
-    "parallel.strategy": "strategy",
-    "parallel.workers": "workers",
-    "hardware": "hardware",
-}
-"""Columns of `runs` by the field of the spec that they repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +272,7 @@ class Submissions(StorePart):
         columns = self._columns_of(spec)
         if refusal is None:
             return columns
-        for field, column in _COLUMNS.items():
+        for field, column in SPEC_COLUMNS.items():
             if (value := refusal.fields.get(field)) is not None:
                 columns[column] = storable(value) if isinstance(value, str) else value
         entry = find(columns["hardware"], self._catalogue)

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from api.export import guarded
 from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS
 from service.domain.records import LogLine, MeasurementRow
+from service.domain.states import RunState
 from service.store import RecordBatch, Store
 from tests.api.conftest import SPEC, Driver
 
@@ -279,6 +280,45 @@ def test_csv_has_a_column_per_axis(client: TestClient, grid: list[dict[str, Any]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert [row["axis.precision"] for row in rows] == ["fp32", "fp32", "bf16", "bf16"]
     assert rows[0]["accuracy"] == ""
+
+
+@pytest.mark.parametrize("path", ["/experiments/1/export", "/runs/export"])
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+def test_an_export_has_each_figure_by_the_name_that_comparisons_have(
+    client: TestClient, driver: Driver, path: str, format: str
+) -> None:
+    experiment = driver.submit(
+        seeds=[0, 1], search={"together": [{"optimizer.eps": [1e-8], "batch.global_size": [8]}]}
+    )
+    for run, score in zip(driver.start(experiment), (0.75, None), strict=True):
+        figures = {"accuracy": 0.9} | ({} if score is None else {"test_accuracy": score})
+        driver.store.attempts.finish_run(run.id, run.attempt, RunState.succeeded, summary=figures)
+    answer = client.get(API + path, params={"format": format, "order_by": "seed"})
+    if format == "csv":
+        rows = list(csv.DictReader(io.StringIO(answer.text)))
+        assert [row["test_accuracy"] for row in rows] == ["0.75", ""]
+    else:
+        lines = map(json.loads, answer.text.splitlines()) if format == "jsonl" else None
+        rows = list(lines or pyarrow.parquet.read_table(io.BytesIO(answer.content)).to_pylist())
+        assert [row["test_accuracy"] for row in rows] == [0.75, None]
+    assert ("axis.optimizer.eps+batch.global_size" in rows[0]) == (path != "/runs/export")
+    assert list(rows[0]).count("accuracy") == 1
+    only = client.get(API + path, params={"filter": "test_accuracy < 0.5"}).text
+    assert "test_accuracy" not in only
+    assert len(only.splitlines()) == 1
+
+
+def test_a_misspelt_column_is_answered_with_the_name_that_other_places_have(client: TestClient) -> None:
+    for text, meant in {
+        "test_acuracy > 0.5": "'test_accuracy'",
+        "batch.size = 16": "'batch.global_size'",
+        "lr < 1": "'optimizer.learning_rate'",
+        "val_loss < 1": "'validation_loss'",
+    }.items():
+        body = problem(client, "/runs", 400, "invalid-filter", filter=text)
+        assert f"did you mean {meant}?" in body["detail"]
+    body = problem(client, "/runs", 400, "invalid-filter", order_by="test_accuracy")
+    assert "use a column, such as test_score" in body["detail"]
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])

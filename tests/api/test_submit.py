@@ -324,7 +324,33 @@ def test_model_folder_without_weights_is_refused(client: TestClient, tmp_path: P
     (tmp_path / "model" / "config.json").write_text("{}")
     refused(client, text, "model-without-weights")
     (tmp_path / "model" / "model.safetensors").touch()
+    assert (
+        "no tokenizer (tokenizer.json, vocab.txt, "
+        in refused(client, text, "model-without-weights")["detail"]
+    )
+    (tmp_path / "model" / "tokenizer.json").touch()
     assert client.post(EXPERIMENTS, content=text).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["pytorch_model.bin", "training_args.bin"], "but there is pytorch_model.bin"),
+        (
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+            "2 parts (model-00001-of-",
+        ),
+    ],
+)
+def test_weights_of_another_format_are_answered_with_their_conversion(
+    client: TestClient, tmp_path: Path, files: list[str], said: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json", *files):
+        (tmp_path / "model" / name).write_text("{}")
+    detail = refused(client, SPEC.replace("name: tiny", "name: model"), "model-without-weights")["detail"]
+    assert said in detail
+    assert ".save_pretrained(" in detail
 
 
 def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, tmp_path: Path) -> None:
@@ -332,6 +358,7 @@ def test_layers_that_the_student_does_not_have_are_refused(client: TestClient, t
     model.mkdir()
     (model / "config.json").write_text(BERT_CONFIG, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
+    (model / "tokenizer.json").write_bytes(b"{}")
     text = SPEC.replace("{name: tiny}", "{name: bert, layers: [0, 4]}")
     answer = client.post(EXPERIMENTS, content=text)
     assert answer.status_code == 422
@@ -359,6 +386,7 @@ def test_a_configuration_that_cannot_be_read_is_left_to_the_worker(
     model.mkdir()
     (model / "config.json").write_text(configuration, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
+    (model / "tokenizer.json").write_bytes(b"{}")
     text = SPEC.replace("{name: tiny}", "{name: bert, layers: [0, 4]}") + "budget: {hours: 1000}\n"
     assert client.post(EXPERIMENTS, content=text).status_code == 201
     assert client.post("/api/v1/specs/preview", content=text).status_code == 200
@@ -486,6 +514,7 @@ def test_preview_refuses_what_validate_refuses(
     model.mkdir()
     (model / "config.json").write_text(BERT_CONFIG, encoding="utf-8")
     (model / "model.safetensors").write_bytes(b"x")
+    (model / "tokenizer.json").write_bytes(b"{}")
     answers = [
         client.post(f"/api/v1/specs/{path}", content=SPEC.replace(*change))
         for path in ("validate", "preview")

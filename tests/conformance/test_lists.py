@@ -138,6 +138,35 @@ def test_a_filter_means_what_it_says(store: Store, filled: list[Run], text: str)
     assert {run.id for run in store.runs.page(filter=text).items} == expected
 
 
+def test_figures_and_fields_filter_by_the_name_that_specs_and_tables_have(
+    store: Store, running: Callable[..., tuple[Experiment, list[Run]]]
+) -> None:
+    rates = {"optimizer.learning_rate": [1e-5, 1e-4], "optimizer.betas": [[0.9, 0.98], [0.9, 0.99]]}
+    _, runs = running(1, search={"axes": rates}, batch={"global_size": 8}, optimizer={"eps": 1e-6})
+    for run, value in zip(runs[:3], (0.7, 0.8, float("nan")), strict=True):
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        summary = {"accuracy": 0.9, "test_accuracy": value}
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
+    for text, found in {
+        "test_accuracy > 0.75": [1],
+        "test_accuracy in (0.7, 0.8)": [0, 1],
+        "test_accuracy is null": [3],
+        "batch.global_size = 8": [0, 1, 2, 3],
+        "batch.global_size > 8": [],
+        "optimizer.name = 'adamw' and optimizer.eps = 1e-6": [0, 1, 2, 3],
+        "optimizer.learning_rate < 5e-5": [0, 1],
+        "optimizer.betas = '0.9,0.98'": [0, 2],
+        "deterministic = 'true'": [],
+        "model.teacher is null and distillation.layer_map is null": [0, 1, 2, 3],
+        "task.max_length >= 1 and model.name like 'm%'": [0, 1, 2, 3],
+    }.items():
+        assert [run.index for run in store.runs.page(filter=text, order_by="index").items] == found, text
+    assert store.runs.figure_names(None) == ["test_accuracy"]
+    by_batch = store.runs.page(order_by="batch.global_size desc, index").items
+    assert [run.index for run in by_batch] == [0, 1, 2, 3]
+
+
 def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> None:
     assert len(store.runs.page(filter="axis.deterministic = 'true'").items) == len(filled) // 2
 

@@ -31,7 +31,7 @@ _ROLES: Mapping[str, tuple[str, ...]] = {
 }
 """Special tokens by what they are for, with the names they have where no file gives one."""
 _SENTENCEPIECE = ("sentencepiece", "google.protobuf")
-_SOURCES: Mapping[str, tuple[str, ...]] = {
+SOURCES: Mapping[str, tuple[str, ...]] = {
     FILE: (),
     "vocab.txt": (),
     "vocab.json": (),
@@ -158,7 +158,7 @@ def _converted(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     file = file_in(folder)
-    for package in _SOURCES[file.name]:
+    for package in SOURCES[file.name]:
         if not _installed(package):
             raise BadSpecError(
                 f"{file.name} needs the package {package.rpartition('.')[2]}, which is not installed here; "
@@ -186,7 +186,7 @@ def _installed(package: str) -> bool:
 
 
 def file_in(folder: Path) -> Path:
-    return next((file for name in _SOURCES if (file := folder / name).is_file()), folder / "vocab.txt")
+    return next((file for name in SOURCES if (file := folder / name).is_file()), folder / "vocab.txt")
 
 
 def write(folder: Path, file: Path) -> None:

@@ -91,6 +91,25 @@ class Folder:
 Origin = Preset | Folder
 
 
+def without_weights(folder: Path) -> str:
+    """Says what a folder without `WEIGHTS` has instead, and how it is converted."""
+    others = sorted(
+        file.name
+        for file in folder.iterdir()
+        if file.name.endswith((".bin", ".safetensors")) and not file.name.startswith("training_args")
+    )
+    if not others:
+        return f"{WEIGHTS} is missing; add it"
+    held = f"{len(others)} parts ({others[0]}, ...)" if len(others) > 1 else others[0]
+    return (
+        f"{WEIGHTS} is missing, but there is {held}; where you trust the model, convert it: "
+        'python -c "import transformers as t; '
+        f"c = t.AutoConfig.from_pretrained({str(folder)!r}); "
+        f"getattr(t, (c.architectures or ['AutoModel'])[0]).from_pretrained({str(folder)!r})"
+        f".save_pretrained({str(folder)!r}, max_shard_size='1TB')\""
+    )
+
+
 def digest(folder: Folder, workspace: Workspace, *, tokenizer: bool = False) -> str:
     """SHA-256 over configuration and weights, and with `tokenizer` its files; cached in the workspace."""
     files = [folder.path / "config.json", folder.path / WEIGHTS]
@@ -121,10 +140,7 @@ def _with_weights(folder: Path) -> Folder:
     if not folder.is_dir():
         raise BadSpecError(f"{folder}: a model is a folder with config.json, a tokenizer and {WEIGHTS}")
     if not (folder / WEIGHTS).is_file():
-        raise BadSpecError(
-            f"{folder}: the model folder has no weights ({WEIGHTS} is missing; other formats are not "
-            "supported)"
-        )
+        raise BadSpecError(f"{folder}: the model folder has no weights: {without_weights(folder)}")
     if (problem := manifest.changed(folder, _FILES)) is not None:
         raise BadSpecError(
             f"{folder}: {problem}; copy the model there again, or delete its manifest.json if you changed it"

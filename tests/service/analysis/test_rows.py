@@ -307,16 +307,22 @@ def crowded(id: int, point: dict[str, Any], pct: float | None) -> Run:
     return run(id, point, id, cost_usd=1.0, **{of_time(Neighbour.same_experiment): pct})
 
 
-def test_configurations_with_disturbed_runs_are_named_and_the_rest_counted() -> None:
+@pytest.mark.parametrize(
+    ("disturbed", "said"),
+    [
+        (7, "7 of 7 runs disturbed: foreign processes"),
+        (1, "1 of 7 runs disturbed: foreign processes (size=1)"),
+        (5, "5 of 7 runs disturbed: foreign processes (size=1, size=2, size=3 and 2 more)"),
+    ],
+)
+def test_disturbed_runs_are_reported_in_one_line(disturbed: int, said: str) -> None:
     runs = [run(id, {"size": id}, 0, cost_usd=1.0) for id in range(1, 8)]
-    found = notes(rows(*runs, disturbed={one.id: (Neighbour.foreign,) for one in runs}), "cost_usd")
-    of_cells = [note for note in found if "disturbed: foreign" in note]
-    assert of_cells == [f"size={id}: 1 of 1 run disturbed: foreign processes" for id in range(1, 6)]
-    assert "and 2 more configurations with such runs" in found
-    assert (
-        "disturbed runs may be slower than their configuration: leave them out with --undisturbed, or "
+    by = {one.id: (Neighbour.foreign,) for one in runs[:disturbed]}
+    [found] = [note for note in notes(rows(*runs, disturbed=by), "cost_usd") if "disturbed" in note]
+    assert found == (
+        f"{said}; they may be slower than their configuration: leave them out with --undisturbed, or "
         "remeasure them with retry --disturbed"
-    ) in found
+    )
 
 
 @pytest.mark.parametrize(("count", "words"), [(1, "1 disturbed run is"), (2, "2 disturbed runs are")])

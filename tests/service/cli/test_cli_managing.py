@@ -269,7 +269,7 @@ def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
     )
     house.store.recording.record(RecordBatch(measurements=[row]))
     told = house.run("compare", str(number), width=140).output
-    assert "1 of 2 runs disturbed: foreign processes" in told
+    assert "1 of 8 runs disturbed: foreign processes (precision=fp32, " in told
     assert "leave them out with --undisturbed" in told
     table = house.json("compare", str(number), "--undisturbed")
     assert [row["finished"] for row in table["rows"]] == [1, 2, 2, 2]

@@ -47,6 +47,7 @@ SEED = Name("seed", Kind.number)
         ("accuracy is null", IsNull(ACCURACY)),
         ("accuracy Is Not Null", Not(IsNull(ACCURACY))),
         ("axis.batch.global_size = 8", Relation(Name("batch.global_size", Kind.axis), "=", 8)),
+        ("batch.global_size = 8", Relation(SEED, "=", 8)),
         ("axis.\"x y\" = 'a'", Relation(Name("x y", Kind.axis), "=", "a")),
         (
             "accuracy > 1 and seed = 1 or not precision = 'a'",
@@ -67,7 +68,7 @@ SEED = Name("seed", Kind.number)
     ],
 )  # fmt: skip
 def test_what_is_accepted(text: str, condition: Condition | None) -> None:
-    assert parse_filter(text, NAMES) == condition
+    assert parse_filter(text, NAMES, beside={"batch.global_size": SEED}) == condition
 
 
 @pytest.mark.parametrize(

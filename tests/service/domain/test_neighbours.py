@@ -82,7 +82,11 @@ def test_every_answer_names_configurations_with_disturbed_runs() -> None:
     assert [(row.disturbed, dict(row.disturbed_by)) for row in table.rows] == [
         (0, {}), (0, {}), (2, {"foreign": 2}), (0, {})
     ]  # fmt: skip
-    said = "precision=bf16, batch.global_size=16: 2 of 3 runs disturbed: foreign processes"
+    said = (
+        "2 of 12 runs disturbed: foreign processes (precision=bf16, batch.global_size=16); they may be "
+        "slower than their configuration: leave them out with --undisturbed, or remeasure them with retry "
+        "--disturbed"
+    )
     for notes in (
         table.notes, question.recommend().notes, question.frontier().notes, question.score().notes,
         question.effects().notes, question.speedup().notes,

@@ -499,7 +499,9 @@ def test_more_examples_than_there_are_is_said(configure):
 def test_model_folder_without_weights_is_said(configure, tmp_path):
     write(tmp_path / "models" / "bare" / "config.json", '{"model_type": "bert"}')
     config = configure(model__name="bare", workspace__model_roots=(str(tmp_path / "models"),))
-    with pytest.raises(BadSpecError, match=r"bare: the model folder has no weights \(model\.safetensors"):
+    with pytest.raises(
+        BadSpecError, match=r"bare: the model folder has no weights: model\.safetensors is missing"
+    ):
         train(config, NullSink(), NeverStop())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from transformers import BertConfig, BertForSequenceClassification
 
 from trainers.config import Workspace
 from trainers.data import tokenizers
@@ -43,6 +45,26 @@ def batch_of(*lengths: int) -> Batch:
     padded = None if bool(mask.all()) else mask
     rows = torch.arange(len(lengths))
     return Batch(ids * mask, padded, None, labels, rows, len(lengths), int(mask.sum()), mask.numel())
+
+
+@pytest.mark.parametrize("layout", ["pickle", "parts"])
+def test_weights_in_other_layouts_are_refused_with_a_command_that_converts_them(tmp_path, layout):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes))
+    if layout == "parts":
+        model.save_pretrained(tmp_path, max_shard_size="4KB")
+    else:
+        model.config.architectures = ["BertForSequenceClassification"]
+        model.config.save_pretrained(tmp_path)
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadSpecError) as refused:
+        locate(tmp_path.name, Workspace(checkpoints="", cache="", model_roots=(str(tmp_path.parent),)))
+    program, flag, code = shlex.split(str(refused.value).partition("convert it: ")[2])
+    assert (program, flag) == ("python", "-c")
+    exec(code, {})
+    converted = load_file(tmp_path / "model.safetensors")
+    assert converted.keys() == model.state_dict().keys()
+    assert torch.equal(converted["classifier.weight"], model.classifier.weight)
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("tiny", 4.4e6), ("mini", 11.2e6), ("small", 28.8e6)])
