@@ -16,8 +16,8 @@ GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-ex
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Slow tests wait most of their time, for workers, browsers and Ray: more processes than CPUs keep them busy.
-WAITING := -n 4 --dist worksteal
-WAITING_RAY := -n 3 --dist worksteal
+WAITING := -n 3 --dist worksteal
+WAITING_RAY := -n 2 --dist worksteal
 FAST := 'not ray and not slow and not smoke'
 FAST_RAY := 'ray and not slow and not smoke'
 # Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).

@@ -170,7 +170,7 @@ def _problems_of(route: RouteContext) -> Iterator[str]:
         yield "invalid-page-token"
     if "filter" in parameters:
         yield "invalid-filter"
-        if rule.on is On.experiments:
+        if rule.on is On.experiments or "with_overhead" in parameters:
             yield from ("no-answer", "not-comparable")
 
 

@@ -27,6 +27,7 @@ from service.store import NewExperiment, Store
 
 FIRST_TOKEN = "stillhouse-" + "f" * 32
 USER_CODE = "BCDF-GHJK"
+STUDY_ID = 1_000_000  # Not one that the database gives to a study
 METRICS_TOKEN = "stillhouse-metrics-" + "m" * 32
 HERE: Final = "nlp"
 ELSEWHERE: Final = "vision"
@@ -347,7 +348,7 @@ class World:
         return (
             template.replace("{experiment_id}", str(experiment_id))
             .replace("{run_id}", str(run_id))
-            .replace("{study_id}", "1")
+            .replace("{study_id}", str(STUDY_ID))
             .replace("{slug}", "forbidden")
             .replace("{project}", HERE)
             .replace("{figure}", "curve")
@@ -659,9 +660,16 @@ def populate(store: Store) -> World:
     insert(store, schema.projects, projects)
     insert(store, schema.members, members)
     insert(store, schema.tokens, tokens)
-    study = {"id": 1, "name": "theirs", "project": HERE, "owner": "owner", "text": "", "created_s": now}
+    study = {
+        "id": STUDY_ID,
+        "name": "theirs",
+        "project": HERE,
+        "owner": "owner",
+        "text": "",
+        "created_s": now,
+    }
     insert(store, schema.studies, [{**study, "body_sha256": ""}])
-    part = {"study_id": 1, "position": 0, "name": "one", "state": PartState.waiting, "needs": "none"}
+    part = {"study_id": STUDY_ID, "position": 0, "name": "one", "state": PartState.waiting, "needs": "none"}
     insert(store, schema.study_parts, [part])
     store.sessions.begin_device_login("0" * 64, USER_CODE, "laptop", Scope.operate, None)
     experiment_id, run_id = World(store, 0, 0).submit()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -39,8 +40,10 @@ from trainers.tasks.classification.task import Imdb
 class Script(NullSink):
     """Records the losses; stops or kills itself at a step."""
 
-    def __init__(self, stop_after: int | None, kill_at: int | None) -> None:
-        self.stop_after, self.kill_at = stop_after, kill_at
+    def __init__(
+        self, stop_after: int | None, kill_at: int | None, kill_once: threading.Event | None
+    ) -> None:
+        self.stop_after, self.kill_at, self.kill_once = stop_after, kill_at, kill_once
         self.by_name: dict[str, dict[int, float]] = {"loss": {}}
         self.losses = self.by_name["loss"]
         self.all_points: dict[str, dict[int, float]] = {}
@@ -59,6 +62,8 @@ class Script(NullSink):
     def requested(self) -> StopReason | None:
         self.calls += 1
         if self.kill_at is not None and self.calls >= self.kill_at:
+            if self.kill_once is not None:
+                self.kill_once.wait(60.0)
             os.kill(os.getpid(), signal.SIGKILL)
         late = self.stop_after is not None and self.calls >= self.stop_after
         return StopReason.preempted if late else None
@@ -81,16 +86,18 @@ def poison_loss(step: int, until: int) -> None:
     Imdb.loss = loss  # type: ignore[method-assign]
 
 
-def hang_write(step: int) -> None:
-    """Let this worker's disk never take the checkpoint of a step."""
-    write = store.save_file
+def hang_write(step: int) -> threading.Event:
+    """Let this worker's disk never take the checkpoint of a step; the event is set once it hangs."""
+    write, hangs = store.save_file, threading.Event()
 
     def hanging(tensors: Any, path: Path, **options: Any) -> None:
         write(tensors, path, **options)
         while path.parent.name.startswith(f"step-{step:08d}"):
+            hangs.set()
             time.sleep(1.0)
 
     store.save_file = hanging  # type: ignore[assignment]
+    return hangs
 
 
 def stall(step: int) -> None:
@@ -151,11 +158,10 @@ def main(job: dict[str, Any]) -> None:
             assembly.micro_batch.warm_up_once = lambda *_: None  # so that a call of the loss is a step's
         if mine and job["poison_step"] is not None:
             poison_loss(job["poison_step"], job["poison_until"])
-        if job["hang_write_at"] is not None:
-            hang_write(job["hang_write_at"])
+        hangs = None if job["hang_write_at"] is None else hang_write(job["hang_write_at"])
         if mine and job["stall_at"] is not None:
             stall(job["stall_at"])
-        script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None)
+        script = Script(job["stop_after"] if mine else None, job["kill_at"] if mine else None, hangs)
         try:
             outcome = train(config, script, script)
         except Exception as error:
