@@ -52,12 +52,12 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 1 minute)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 8 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 10 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
 else
-	@echo "tests of every part, those with Ray beside the others: about 8 minutes on two cores; progress twice a minute"
+	@echo "tests of every part, those with Ray beside the others: about 10 minutes on two cores; progress twice a minute"
 	@$(TOGETHER) test-fast test-fast-ray
 endif
 
@@ -67,10 +67,10 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 30 minutes)
-	@echo "slow tests, those with Ray beside the others: about 15 minutes on two cores"
+test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 45 minutes)
+	@echo "slow tests, those with Ray beside the others: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-slow-ray
-	@echo "tests that measure their machine, then kernels and all benchmarks: about 6 minutes"
+	@echo "tests that measure their machine, then kernels and all benchmarks: about 8 minutes"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)
 	@$(TOGETHER) $(KERNELS) smoke
 
