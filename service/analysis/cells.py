@@ -13,7 +13,7 @@ from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.repeats import counts_repeats, replicate_of, seed_of
 from service.analysis.run_table import Column
-from service.domain.metrics import energy_source
+from service.domain.metrics import mixes_energy
 from service.domain.records import Run
 from service.domain.states import RunState
 
@@ -44,16 +44,16 @@ def _configuration(
     done = [runs[position] for position in finished]
     figures: dict[str, dict[int, float]] = {}
     having: dict[str, dict[int, tuple[int, ...]]] = {}
+    seeds = [run.seed for run in done]
+    replicates = [replicate_of(run, each=True) for run in done] if any(run.repeat for run in done) else seeds
     for metric, column in columns.items():
-        each = counts_repeats(metric)
         of_replicates: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
-        # Measured and modelled energy never share a number.
-        mixed = len({source for run in done if (source := energy_source(run, metric)) is not None}) > 1
-        for run, position in zip(done, finished, strict=True):
+        mixed = mixes_energy(done, metric)
+        keys = replicates if counts_repeats(metric) else seeds
+        for run, position, replicate in zip(done, finished, keys, strict=True):
             value = column[position]
             if not mixed and value == value:
-                replicate = replicate_of(run, each)
                 of_replicates.setdefault(replicate, []).append(value)
                 ids.setdefault(replicate, []).append(run.id)
         figures[metric] = {

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from service.analysis.answers import ComparedRow, ComparisonAnswer
 from service.analysis.ranking import label_of
 from service.analysis.repeats import counts_repeats, replicate_of
-from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread, energy_source
+from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread, mixes_energy
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
@@ -85,7 +85,7 @@ def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread 
     provenances = {run.energy_provenance for run in results if run.energy_provenance is not None}
     provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
     for name in figures:
-        if len({source for run in results if (source := energy_source(run, name)) is not None}) > 1:
+        if mixes_energy(results, name):
             figures[name] = None
     point = {name: members[0].point.get(name) for name in axes}
     return ComparedRow(

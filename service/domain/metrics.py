@@ -37,13 +37,13 @@ METRICS = tuple(
 """Figures that a run has as columns; `service.analysis.words.metric_of` knows those of a summary too."""
 
 
-def energy_source(run: Run, metric: str) -> str | None:
-    """Returns how a figure of energy came to be; unlike ones share no number. None = not known."""
-    if metric == "energy_kwh":
-        return run.energy_provenance
-    if metric not in ("node_energy_kwh", "co2_kg"):
-        return None
-    return run.node_energy_source or run.energy_provenance
+def mixes_energy(runs: Iterable[Run], metric: str) -> bool:
+    """Returns whether a figure of energy came to be in unlike ways, so that it is no one number."""
+    if metric not in ("energy_kwh", "node_energy_kwh", "co2_kg"):
+        return False
+    nodes = metric != "energy_kwh"
+    sources = {(run.node_energy_source if nodes else None) or run.energy_provenance for run in runs}
+    return len(sources - {None}) > 1
 
 
 def spent_metrics(runs: Iterable[Run]) -> tuple[str, ...]:
