@@ -78,7 +78,7 @@ BENCHMARK = Benchmark(
         "effects_false_claims", "effects_standard_error", "winner_false_claims", "winner_standard_error",
         "winner_formerly", "winner_power",
     ),
-    also=("worst_cell", "cells", "pairs"),
+    also=("worst_cell", "worst_effect", "worst_winner", "cells", "effects", "winners", "pairs"),
 )  # fmt: skip
 PAIRS = 2_000
 _AXES: dict[str, list[Any]] = {
