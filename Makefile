@@ -15,9 +15,8 @@ PYTHON_OF_GPU ?= 3.12
 GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-extensions orjson filelock \
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
-# Slow tests wait most of their time, for workers, browsers and Ray: more processes than CPUs keep them busy.
-WAITING := -n 3 --dist worksteal
-WAITING_RAY := -n 2 --dist worksteal
+# Slow tests wait half of their time, for workers, browsers and Ray; with more processes Ray's start times out.
+WAITING := -n 2 --dist worksteal
 FAST := 'not ray and not slow and not smoke'
 FAST_RAY := 'ray and not slow and not smoke'
 # Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).
@@ -67,8 +66,8 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 45 minutes)
-	@echo "slow tests, those with Ray beside the others: about 25 minutes on two cores"
+test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 50 minutes)
+	@echo "slow tests, those with Ray beside the others: about 30 minutes on two cores"
 	@$(TOGETHER) test-slow test-slow-ray
 	@echo "tests that measure their machine, then kernels and all benchmarks: about 8 minutes"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)
@@ -79,7 +78,7 @@ test-slow:
 	  -m "(slow or hypothesis) and not ray and not smoke"
 
 test-slow-ray:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING_RAY) -m "slow and ray and not smoke and not alone" \
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and ray and not smoke and not alone" \
 	  $(call naming,ray)
 
 coverage: $(READY) ## Show which lines of api and service `make quick` runs, by file; fails below the floor
