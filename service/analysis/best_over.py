@@ -37,7 +37,7 @@ class AtBest(Question):
 
     def __init__(self, tried: Question, over: Sequence[str]) -> None:
         self._tried = tried
-        self._over = tuple(dict.fromkeys(tried._axis(name, "best_over") for name in over))
+        self._over = tuple(dict.fromkeys(tried.axis(name, "best_over") for name in over))
         if len(self._over) == len(tried.axes):
             raise BadQuestion("best_over", "a comparison needs an axis besides those of best_over")
         for axis in self._over:

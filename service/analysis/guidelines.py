@@ -164,7 +164,7 @@ class _Collected:
 
     def _axis(self, question: Question, name: str) -> str | None:
         try:
-            axis = question._axis(name, "by")
+            axis = question.axis(name, "by")
         except BadQuestion:
             return None
         self._named.add(name)

@@ -386,7 +386,7 @@ class Question(Rows):
             at_most, at_least: Bounds of means, by metric.
             per: Choose also among the configurations with each value of this axis; None = not.
         """
-        axis = None if per is None else self._axis(per, "per")
+        axis = None if per is None else self.axis(per, "per")
         if within is None:
             within = {self.judged_by.name: NO_LOSS}
         target = self._metric(objective, "objective")

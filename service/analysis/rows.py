@@ -95,9 +95,9 @@ class Rows:
         return Metric(name, better_of(name) or "higher")
 
     def _axes(self, by: Sequence[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._axis(name, "by") for name in by)) if by else self.axes
+        return tuple(dict.fromkeys(self.axis(name, "by") for name in by)) if by else self.axes
 
-    def _axis(self, name: str, parameter: str) -> str:
+    def axis(self, name: str, parameter: str) -> str:
         """Accepts the last part of a name, or a field of linked axes, where only one axis has it."""
         known = self.axes
         if name in known:
@@ -120,7 +120,7 @@ class Rows:
                 raise BadQuestion(
                     parameter, f"'{part.strip()[:100]}' is not AXIS=VALUE, such as precision=fp32"
                 )
-            axis = self._axis(name.strip(), parameter)
+            axis = self.axis(name.strip(), parameter)
             values = dict.fromkeys(
                 axis_value(run.point[axis]) for run in self.run_table.runs if axis in run.point
             )

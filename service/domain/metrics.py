@@ -38,7 +38,7 @@ METRICS = tuple(
 
 
 def mixes_energy(runs: Iterable[Run], metric: str) -> bool:
-    """Returns whether a figure of energy came to be in unlike ways, so that it is no one number."""
+    """Returns whether a figure of energy was measured in different ways, which must not be averaged."""
     if metric not in ("energy_kwh", "node_energy_kwh", "co2_kg"):
         return False
     nodes = metric != "energy_kwh"

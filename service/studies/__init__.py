@@ -22,7 +22,7 @@ from service.domain.studies import PartState, StudyPart
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit, read_spec
 from service.specs.experiment import ExperimentSpec
-from service.specs.project_limits import NO_LIMITS, refused_priority, spent_budget
+from service.specs.project_limits import NO_LIMITS, ProjectLimits, refused_priority, spent_budget
 from service.specs.study import parse_study, part_text
 from service.store import NewExperiment, Store, StoreError
 from service.store.people import Refused
@@ -53,22 +53,31 @@ class StudyParts:
     def run_once(self) -> None:
         """Submits the parts whose turn has come, and refuses those that never can be."""
         for waiting in self._store.studies.waiting():
-            known = {part.name: part for part in waiting.study.parts}
-            for part in waiting.study.parts:
-                if part.state is not PartState.waiting:
-                    continue
-                needed = [known[name] for name in part.needs]
-                try:
-                    if reason := next(filter(None, map(_never_succeeds, needed)), None):
-                        raise NotPossible(reason)
-                    if all(_succeeded(one) for one in needed):
-                        self._submit(waiting, part, known)
-                except NotPossible as error:
-                    self._store.studies.refuse_part(waiting.study.id, part.name, str(error))
-                    known[part.name] = replace(part, state=PartState.refused)
-                    logger.info("study %d: part %s is refused: %s", waiting.study.id, part.name, error)
-                except OSError as error:
-                    logger.warning("study %d: part %s waits: %s", waiting.study.id, part.name, error)
+            try:
+                self._advance(waiting)
+            except StoreError:
+                raise
+            except Exception:
+                # A study with which something is wrong must not hold up all others.
+                logger.exception("study %d: its parts could not be judged; trying again", waiting.study.id)
+
+    def _advance(self, waiting: WaitingStudy) -> None:
+        known = {part.name: part for part in waiting.study.parts}
+        for part in waiting.study.parts:
+            if part.state is not PartState.waiting:
+                continue
+            needed = [known[name] for name in part.needs]
+            try:
+                if reason := next(filter(None, map(_never_succeeds, needed)), None):
+                    raise NotPossible(reason)
+                if all(_succeeded(one) for one in needed):
+                    self._submit(waiting, part, known)
+            except NotPossible as error:
+                self._store.studies.refuse_part(waiting.study.id, part.name, str(error))
+                known[part.name] = replace(part, state=PartState.refused)
+                logger.info("study %d: part %s is refused: %s", waiting.study.id, part.name, error)
+            except OSError as error:
+                logger.warning("study %d: part %s waits: %s", waiting.study.id, part.name, error)
 
     def _submit(self, waiting: WaitingStudy, part: StudyPart, known: Mapping[str, StudyPart]) -> None:
         from service.studies.best import written  # The statistics are large, and seldom needed.
@@ -86,7 +95,8 @@ class StudyParts:
 
     def _admitted(self, owner: str, text: str) -> NewExperiment:
         spec = read_spec(text.encode(), self._catalogue)
-        visible = self._permitted(owner, spec)
+        limits = self._store.projects.all_limits().get(spec.project) or NO_LIMITS
+        visible = self._permitted(owner, spec, limits)
         if problems := budget_problems(spec, self._store, self._catalogue):
             raise SpecError(problems)
         # The cluster was judged when the study was submitted: a node that is away now does not end it.
@@ -99,7 +109,6 @@ class StudyParts:
             find_run=functools.partial(self._store.runs.find, visible=visible),
             find_equal=functools.partial(self._store.runs.equal, visible=visible),
         )
-        limits = self._store.projects.all_limits().get(spec.project) or NO_LIMITS
         return NewExperiment(
             spec,
             plans,
@@ -110,9 +119,9 @@ class StudyParts:
             most_queued=limits.queued_runs_per_user,
         )
 
-    def _permitted(self, owner: str, spec: ExperimentSpec) -> Visibility:
-        """Checks what the owner may do by now, and returns what they see; who is no user sees everything."""
-        project, limits = spec.project, self._store.projects.all_limits().get(spec.project) or NO_LIMITS
+    def _permitted(self, owner: str, spec: ExperimentSpec, limits: ProjectLimits) -> Visibility:
+        """Checks what the owner may do today, and returns the projects that they see."""
+        project = spec.project
         try:
             self._store.people.user(owner)
             principal = self._store.people.principal_of_user(owner)

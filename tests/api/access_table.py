@@ -109,7 +109,7 @@ COLUMNS = (*REFUSED, *SENDERS)
 
 
 _FAST = {"nobody", *list(SENDERS)[::8]}
-"""Every user, scope and place is there, though not in every combination."""
+"""Covers every user, scope and place, though not every combination."""
 
 
 def some_fast(columns: Iterable[str]) -> list[Any]:

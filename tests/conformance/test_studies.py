@@ -336,3 +336,28 @@ def test_lists_have_the_newest_first_and_what_is_visible(store: Store, submit_st
     assert [one.id for one in store.studies.newest(limit=5)] == [second.id, first.id]
     assert [one.id for one in store.studies.newest(limit=1)] == [second.id]
     assert store.studies.newest(limit=5, visible=Visibility(frozenset({"nlp"}))) == []
+
+
+def test_a_study_with_which_something_is_wrong_holds_up_no_other(
+    store: Store,
+    submit_study: SubmitStudy,
+    finish: Finish,
+    parts: StudyParts,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = submit_study(DISTILLATION), submit_study(DISTILLATION)
+    for study in (first, second):
+        finish(experiment_of(study, "teacher"), lambda point, seed: 0.9)
+    submit_part = store.studies.submit_part
+
+    def broken(study_id: int, *more: Any) -> Any:
+        if study_id == first.id:
+            raise RuntimeError("a mistake of ours")
+        return submit_part(study_id, *more)
+
+    monkeypatch.setattr(store.studies, "submit_part", broken)
+    parts.run_once()
+    assert states(store.studies.get(first.id))["student"] == "waiting"
+    assert states(store.studies.get(second.id))["student"] == "submitted"
+    assert f"study {first.id}: its parts could not be judged" in caplog.text

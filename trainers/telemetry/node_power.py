@@ -26,7 +26,7 @@ from trainers.config.site import Site
 
 READ_EVERY_S = 5.0
 READ_LIMIT_S = 5.0  # For one answer of a controller; most take under a second
-_STALE_S = 60.0  # Without a reading for so long, the power is no longer known
+_STALE_S = 60.0  # After this long without a reading, the power is unknown
 _UNREADABLE = (
     OSError, http.client.HTTPException, subprocess.SubprocessError, ValueError, LookupError, TypeError,
 )  # fmt: skip

@@ -149,7 +149,7 @@ def test_documents_of_plain_text(
     content, expected = KINDS[kind]
     (tmp_path / "in.txt").write_text(content)
     if setting == "auto" and kind in ("paragraph", "line"):
-        monkeypatch.setattr(corpus, "LONGEST", 10)  # A long file is no document.
+        monkeypatch.setattr(corpus, "LONGEST", 10)  # A longer file is not one document.
     source = CorpusSource(str(tmp_path / "in.txt"), documents=kind if setting == "given" else "auto")
     found = [" ".join(corpus.paragraphs(text)) for text in corpus._LocalDocuments(source, {})]
     assert [text for text in found if text] == expected
