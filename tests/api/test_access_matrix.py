@@ -33,6 +33,7 @@ from tests.api.access_table import (
     METRICS_TOKEN,
     SENDERS,
     SPEC,
+    STUDY_ID,
     WEBHOOK,
     World,
     body_of,
@@ -144,7 +145,8 @@ def test_what_is_hidden_answers_as_what_is_missing(closed: tuple[TestClient, Wor
         here, there = (
             client.request(method, path, headers=headers, **body_of(operation)) for path in (hidden, missing)
         )
-        number = str(world.experiment_id if "{experiment_id}" in template else world.run_id)
+        numbers = {"{experiment_id}": world.experiment_id, "{study_id}": STUDY_ID}
+        number = next((str(numbers[name]) for name in numbers if name in template), str(world.run_id))
         replaced = (f"/{number}", "/98765"), (f"id {number}", "id 98765"), ("nlp", "nowhere")
         assert here.status_code == 404, operation
         assert same_answer(here, there, *replaced), operation
