@@ -23,6 +23,7 @@ from service.analysis.answers import (
     SpeedupAnswer,
     TasksAnswer,
 )
+from service.client.results import ExperimentResults
 from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read, whole_file
 from service.config.hardware import Hardware
 from service.domain.access import Scope
@@ -94,7 +95,7 @@ class Client(Wire):
 
     # Experiments.
     experiments = Operation(Page[ExperimentStatus], "GET /experiments")
-    experiment = Operation(ExperimentDetail, "GET /experiments/{id}")
+    _experiment = Operation(ExperimentDetail, "GET /experiments/{id}")
     ledger = Operation(Ledger, "GET /experiments/{id}/ledger")
     spec = Operation(str, "GET /experiments/{id}/spec", "form")
     events = Operation(list[Event], "GET /experiments/{id}/events")
@@ -222,6 +223,9 @@ class Client(Wire):
 
     def _send_spec(self, kind: type[T], path: str, text: str | bytes, **more: Any) -> T:
         return read(kind, self._send("POST", f"/api/v1{path}", repeat=True, content=text, **more))
+
+    def experiment(self, id: int) -> ExperimentResults:
+        return ExperimentResults.from_detail(self._experiment(id), self)
 
     # -- Lists -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import httpx
 import orjson
 from pydantic import ValidationError
 
-from service.client.credentials import token_for
+from service.client.credentials import load, token_for
 from service.config.document import Problem
 from service.config.settings import Settings
 from service.domain.records import Items
@@ -82,11 +82,17 @@ class Operation(Generic[T]):
 
 
 class Wire:
-    """One connection pool to one server; thread-safe. `transport` replaces the network in tests."""
+    """One connection pool to one server; thread-safe.
+
+    Args:
+        url: where the server is; unset = `STILLHOUSE_URL`.
+        token: unset = that of a stored login, or of `STILLHOUSE_TOKEN` where `url` is unset too.
+        transport: instead of the network, in tests.
+    """
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
@@ -94,7 +100,12 @@ class Wire:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = str(url).rstrip("/")
+        if url is None:
+            settings = Settings()
+            url, token = str(settings.url), token or token_for(settings)
+        elif token is None and (login := load(url)) is not None:
+            token = login.token
+        self.url = url.rstrip("/")
         self._attempts = attempts
         self._sleep = sleep
         host = (urlsplit(self.url).hostname or "").lower()
