@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,10 @@ _SENTENCE = re.compile(r".*?[.?](?=\s|$)", re.DOTALL)
 
 def examples_folder() -> Path | None:
     """Returns the folder next to the sources, or where pip put it; None = not installed."""
-    beside = Path(__file__).parents[2] / "examples"
-    installed = Path(sysconfig.get_path("data")) / "share" / "stillhouse" / "examples"
-    return next((folder for folder in (beside, installed) if folder.is_dir()), None)
+    beside, *above = Path(__file__).parents[2:]
+    # Of a virtual environment, a user's packages or `pip install --target`.
+    installed = (folder / "share" / "stillhouse" / "examples" for folder in (beside, *above))
+    return next((folder for folder in (beside / "examples", *installed) if folder.is_dir()), None)
 
 
 def examples() -> Iterator[Example]:

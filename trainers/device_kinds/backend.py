@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -141,4 +142,5 @@ def _resident_peak_kib() -> float:
                 return float(line.split()[1])
     import resource
 
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024.0 if sys.platform == "darwin" else float(peak)  # macOS counts bytes.
