@@ -15,6 +15,7 @@ from service.cli import (
     data,
     experiments,
     files,
+    first_spec,
     installation,
     notifications,
     people,
@@ -90,7 +91,8 @@ def _root(
 _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.backup,
               installation.restore, people.login, people.logout, people.whoami),
-    "Submit": (data.inspect, specs.validate, specs.preview, profile.profile, specs.submit, specs.schema),
+    "Submit": (first_spec.init, data.inspect, specs.validate, specs.preview, profile.profile, specs.submit,
+               specs.schema),
     "Inspect": (experiments.list_experiments, experiments.runs, experiments.show, experiments.study,
                 experiments.watch, experiments.logs, experiments.wait, experiments.ledger, experiments.queue,
                 installation.cluster, installation.shares, installation.hardware, files.verify, files.export,

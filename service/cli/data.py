@@ -34,20 +34,25 @@ def inspect(
     ),
 ) -> Answer:
     """Show what a folder holds: parts, columns, labels, lengths, duplicates, and a spec to start from."""
+    contents = inspected(path, tokenizer)
+    spec = starting_spec(contents)
+    code = ExitCode.not_succeeded if spec is None else ExitCode.ok
+    return Answer(_document(contents, spec), partial(_print, contents, spec), code=code)
+
+
+def inspected(path: Path, tokenizer: Path | None = None) -> DataContents:
+    """Returns what a folder or file holds; a mistake that leaves nothing to show is a `Failure`."""
     from trainers.errors import TrainingError
     from trainers.tasks import inspection
 
     try:
-        contents = inspection.inspect(path.resolve(strict=True), tokenizer)
+        return inspection.inspect(path.resolve(strict=True), tokenizer)
     except OSError as error:
         raise Failure(
             f"{error.filename or path}: cannot be read ({error.strerror})", ExitCode.usage
         ) from None
     except TrainingError as error:
         raise Failure(str(error), ExitCode.usage) from None
-    spec = starting_spec(contents)
-    code = ExitCode.not_succeeded if spec is None else ExitCode.ok
-    return Answer(_document(contents, spec), partial(_print, contents, spec), code=code)
 
 
 def _print(contents: DataContents, spec: Mapping[str, Any] | None) -> None:

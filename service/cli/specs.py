@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from service.config.hardware import Hardware
     from service.config.settings import Settings
     from service.planner.preview import Preview
+    from service.specs.experiment import ExperimentSpec
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A spec or study in YAML or JSON; - = standard input.")
@@ -46,13 +47,13 @@ Reuse = Annotated[
 def validate(file: File, assignments: Set = None) -> Answer:
     """Check every field, path and grid point of a spec, without a service."""
     from service.config.document import SpecError
-    from service.scheduling.admission import checked_plans, read_spec
+    from service.scheduling.admission import checked_plans
     from service.specs.study import in_part, parse_study
 
     text = spec_text(file, assignments or [])
-    settings = read_settings()
-    catalogue = read_catalogue(settings)
     if (document := study_document(text)) is not None:
+        settings = read_settings()
+        catalogue = read_catalogue(settings)
         with spec_errors(str(file)):
             study = parse_study(document, catalogue)
             for name, (_, spec) in study.outlines.items():
@@ -63,11 +64,21 @@ def validate(file: File, assignments: Set = None) -> Answer:
         counts = {name: spec.run_count() for name, (_, spec) in study.outlines.items()}
         words = ", ".join(f"{name} with {count:,} runs" for name, count in counts.items())
         return Answer({"valid": True, "study": study.name, "run_counts": counts}, f"{file}: valid, {words}")
-    with spec_errors(str(file)):
+    spec = checked(str(file), text)
+    found = {"valid": True, "name": spec.name, "sha256": spec.sha256(), "run_count": spec.run_count()}
+    return Answer(found, f"{file}: valid, {spec.run_count():,} runs, sha256 {spec.sha256()[:12]}")
+
+
+def checked(source: str, text: bytes) -> ExperimentSpec:
+    """Returns a spec whose every field, path, row and grid point a submission would accept."""
+    from service.scheduling.admission import checked_plans, read_spec
+
+    settings = read_settings()
+    catalogue = read_catalogue(settings)
+    with spec_errors(source):
         spec = read_spec(text, catalogue)
         checked_plans(spec, settings.roots, catalogue, find_run=None)
-    checked = {"valid": True, "name": spec.name, "sha256": spec.sha256(), "run_count": spec.run_count()}
-    return Answer(checked, f"{file}: valid, {spec.run_count():,} runs, sha256 {spec.sha256()[:12]}")
+    return spec
 
 
 def preview(
