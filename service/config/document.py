@@ -44,6 +44,13 @@ _LONGEST_PATH = 200  # Characters of a problem's path; a longer one is cut
 _LONGEST_MESSAGE = 2_000
 _PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
 """What may stand before a document: a byte order mark, blank lines and comments."""
+_FIXES = {
+    "found character that cannot start any token": "indent with spaces, and quote a value that is no word",
+    "mapping values are not allowed": "quote a text with a colon, or indent the line like its neighbours",
+    "could not find expected ':'": "write key: value, with a space after the colon",
+    "did not find expected": "close each bracket and quote, and put a comma between two entries",
+}
+"""How to fix what YAML's parser reports, by the beginning of its message."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -91,7 +98,7 @@ def load_yaml(text: str, *, max_depth: int, max_values: int) -> JsonValue:
                 continue
             if not isinstance(event, yaml.NodeEvent):
                 if isinstance(event, yaml.DocumentStartEvent) and documents:
-                    raise _refused(event, "a second document begins; a file has one")
+                    raise _refused(event, "a second document begins; make it a file of its own")
                 continue
             values += 1
             if values > max_values:
@@ -177,6 +184,7 @@ def _refused(event: yaml.Event, message: str, kind: str = "not-yaml") -> Refused
 def _one_line(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     text = str(getattr(error, "problem", None) or error).splitlines()[0]
+    text += next((f"; {fix}" for problem, fix in _FIXES.items() if text.startswith(problem)), "")
     return f"line {mark.line + 1}: {text}" if mark is not None else text
 
 
@@ -246,7 +254,7 @@ def parse(text: bytes) -> dict[str, JsonValue]:
         raise refusal(error.kind, str(error)) from None
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"a {type(document).__name__}"
-        raise refusal("not-a-mapping", f"the document is {kind}; a spec is a mapping of fields")
+        raise refusal("not-a-mapping", f"the document is {kind}; write fields, such as name: first")
     return document
 
 

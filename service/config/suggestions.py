@@ -18,7 +18,7 @@ _MEANINGS = {
     "micro_batch_size gradient_accumulation_steps accumulate_grad_batches "
     "accumulation_steps aggregation_frequency",
     "budget.cost_usd": "max_cost budget_usd",
-    "budget.hours": "max_time max_hours time_limit",
+    "budget.hours": "max_time max_hours time_limit deadline",
     "budget.runs": "run_cap",
     "checkpoint.every_steps": "save_steps save_strategy min_checkpoint_period checkpoint_period "
     "checkpoint_every",
@@ -29,7 +29,7 @@ _MEANINGS = {
     "evaluation.batch_size": "per_device_eval_batch_size eval_batch_size per_gpu_eval_batch_size",
     "evaluation.every_epochs": "eval_strategy evaluation_strategy min_validation_period validation_period",
     "evaluation.every_steps": "eval_steps validation_interval",
-    "hardware": "accelerator device gpu gpu_type instance_type machine",
+    "hardware": "accelerator device gpu gpu_type instance_type machine resources.gpus resources.gpu",
     "length.epochs": "num_train_epochs epochs num_epochs max_epochs n_epochs",
     "length.steps": "max_steps steps num_steps train_steps total_steps max_batches num_batches batches",
     "log_every_steps": "logging_steps scheduling_unit",
@@ -37,7 +37,9 @@ _MEANINGS = {
     "model.attention_dropout": "attention_probs_dropout_prob",
     "model.compile": "torch_compile",
     "model.dropout": "hidden_dropout_prob",
-    "model.name": "model_name_or_path model_name pretrained_model_name_or_path base_model student",
+    "model.layers": "num_hidden_layers n_layers num_layers",
+    "model.name": "model_name_or_path model_name pretrained_model_name_or_path base_model student "
+    "hidden_size",
     "model.teacher": "teacher_model teacher_name",
     "model.encoder": "attn_implementation",
     "name": "run_name experiment_name display_name",
@@ -68,7 +70,7 @@ _MEANINGS = {
     "seeds": "seed random_seed data_seed experiment_seed",
     "task.columns": "text_column label_column column_names",
     "task.max_length": "max_seq_length max_seq_len sequence_length seq_len max_len seq_length",
-    "task.name": "task_name",
+    "task.name": "task_name entrypoint",
     "task.path": "dataset dataset_name data data_dir train_file dataset_path data_path",
     "task.class_weights": "label_weights",
     "task.train_examples": "max_train_samples train_samples",

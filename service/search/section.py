@@ -73,6 +73,12 @@ class Search(Section):
     @classmethod
     def _lists_or_ranges(cls, axes: Any) -> Any:
         for name, values in axes.items() if isinstance(axes, Mapping) else ():
+            if isinstance(values, Mapping) and values and not values.keys() & Range.model_fields.keys():
+                field, value = next(iter(values.items()))
+                raise ValueError(
+                    f"axis '{name}' is a section; name its fields with dots, such as "
+                    f"{name}.{field}: {_shown(value)}"
+                )
             if isinstance(values, Mapping | Range):
                 continue
             if not isinstance(values, list):

@@ -30,7 +30,8 @@ def dataset_problem(text: str, roots: Roots) -> Problem | None:
             wrong = "is an empty file; put the data in it" if path.stat().st_size == 0 else None
         return Problem("path-not-found", "task.path", f"'{text}' {wrong}") if wrong else None
 
-    return _problem_of(text, "task.path", "dataset", roots("data"), of)
+    others = "; put it there, or give another folder or file, or hub:<id>"
+    return _problem_of(text, "task.path", "dataset", roots("data"), of, others)
 
 
 def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem | None:
@@ -85,7 +86,9 @@ def _problem_of(
     try:
         return of(find(text, roots))
     except OutsideRoots as error:
-        return Problem("path-outside-roots", field, str(error))
+        variable = f"STILLHOUSE_{'DATA' if what == 'dataset' else 'MODEL'}_ROOTS"
+        fix = f"move it into one, or add its folder to the service's {variable}"
+        return Problem("path-outside-roots", field, f"{error}; {fix}")
     except UnusablePath as error:
         return Problem("path-not-found", field, f"{error}{others}")
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ _TYPES = {
     "enum": "invalid-value",
     "literal_error": "invalid-value",
 }
+_LONGEST_NAME = 60  # Characters of a name that a message suggests
 _RANGE = ("greater_than", "less_than", "too_short", "too_long", "string_too")
 
 
@@ -58,7 +60,7 @@ def _problem(entry: Any, document: Mapping[str, object]) -> Problem:
     kind = entry["type"]
     path = _document_path(location, document)
     if kind == "missing":
-        return Problem("missing-field", path, "this field is required")
+        return Problem("missing-field", path, "this field is required; add it")
     if kind == "value_error":
         error = entry["ctx"]["error"]
         stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
@@ -66,7 +68,19 @@ def _problem(entry: Any, document: Mapping[str, object]) -> Problem:
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
     shown = shortened(json.dumps(entry["input"], default=str))
     message = entry["msg"][0].lower() + entry["msg"][1:]
+    if kind == "list_type":
+        message = f"input should be a list, such as [{shown}]"
+    elif kind == "string_pattern_mismatch" and (
+        similar := _matching(entry["input"], entry["ctx"]["pattern"])
+    ):
+        message += f", such as {similar}"
     return Problem(stable, path, f"{shown}: {message}")
+
+
+def _matching(text: str, pattern: str) -> str | None:
+    """Returns a text like this one that matches the pattern of a name, if a simple change suffices."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:_LONGEST_NAME]).strip("._-")
+    return next((name for name in (plain, plain.lower()) if re.fullmatch(pattern, name)), None)
 
 
 def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
@@ -88,7 +102,7 @@ def nearest_axis(name: str, known: Iterable[str]) -> str:
     if name in _RENAMED:
         return f"it is now {_RENAMED[name]}"
     if name in field_names():
-        return "a field of the spec, but one that cannot be an axis"
+        return "a field of the spec, but one that cannot be an axis; set it outside search.axes"
     return nearest(name, known, SCHEMA)
 
 
