@@ -49,7 +49,7 @@ from service.domain.records import (
     Run,
 )
 from service.domain.serialization import to_json
-from service.domain.states import ExperimentState, RunState
+from service.domain.states import TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.store import StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
@@ -228,9 +228,13 @@ def retry_experiment(
         bool,
         Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
     ] = False,
+    failed: Annotated[bool, Query(description="Only the runs that failed.")] = False,
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
-    return one.changed(one.store.requests.retry_disturbed if disturbed else one.store.requests.retry)
+    if disturbed:
+        return one.changed(one.store.requests.retry_disturbed)
+    only = {RunState.failed} if failed else TERMINAL_RUN_STATES
+    return one.changed(one.store.requests.retry, only=only)
 
 
 @router.put("/{experiment_id}/priority", dependencies=[MANAGE], summary="Set an experiment's priority")

@@ -30,7 +30,7 @@ from service.domain.access import EVERYTHING as ALL_PROJECTS
 from service.domain.access import Visibility
 from service.domain.metrics import Metric
 from service.domain.records import Experiment
-from service.domain.states import ExperimentState
+from service.domain.states import EXPERIMENT_STATES_WITH_RESULT
 from service.store import Store
 
 _ALPHA = 0.05
@@ -48,7 +48,7 @@ def read_guide(
     visible: Visibility = ALL_PROJECTS,
     unit_scores: UnitScores = no_scores,
 ) -> Guide:
-    """Reads the newest experiments that succeeded, at most `limit`, and collects what they claim.
+    """Reads the newest experiments that ended with results, at most `limit`, and collects what they claim.
 
     Args:
         project: Only its experiments; None = all that are visible.
@@ -61,7 +61,8 @@ def read_guide(
         BadQuestion: no experiment varies an axis of `by`, or has a figure of `metrics`.
         AnalysisError: no finished experiment varies an axis.
     """
-    condition = f"state = '{ExperimentState.succeeded}'"
+    with_result = ", ".join(f"'{state}'" for state in sorted(EXPERIMENT_STATES_WITH_RESULT))
+    condition = f"state in ({with_result})"
     if project is not None:
         quoted = project.replace("'", "''")
         condition += f" and project = '{quoted}'"

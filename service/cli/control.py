@@ -50,15 +50,19 @@ def retry(
     client: Client,
     target: Either,
     disturbed: bool = option(False, "Instead, remeasure the runs that neighbours disturbed."),
+    failed: bool = option(False, "Only the runs that failed."),
 ) -> Answer:
-    """Queue failed and cancelled runs again; with --disturbed, remeasure disturbed runs instead."""
-    if disturbed and target.is_run:
+    """Queue failed, cancelled and stopped runs again; with --disturbed, remeasure disturbed runs instead."""
+    if (disturbed or failed) and target.is_run:
         raise Failure(
-            f"--disturbed takes an experiment, but {target} is a run; give the experiment's number",
+            f"--{'disturbed' if disturbed else 'failed'} takes an experiment, but {target} is a run; "
+            "give the experiment's number",
             ExitCode.usage,
         )
     changed: Any = (
-        client.retry_run(target.id) if target.is_run else client.retry(target.id, disturbed=disturbed or None)
+        client.retry_run(target.id)
+        if target.is_run
+        else client.retry(target.id, disturbed=disturbed or None, failed=failed or None)
     )
     return Answer(changed, f"{target} is {changed.state}")
 

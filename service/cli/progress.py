@@ -26,6 +26,7 @@ from service.domain.states import (
     RUN_STATES_WITH_RESULT,
     TERMINAL_EXPERIMENT_STATES,
     TERMINAL_RUN_STATES,
+    ExperimentState,
     RunState,
 )
 
@@ -305,5 +306,5 @@ def wait_for(client: Client, ref: Target, *, timeout_s: float | None) -> Experim
 
 
 def exit_code(ended: ExperimentStatus | Run) -> ExitCode:
-    well = str(ended.state) == "succeeded" or ended.state in RUN_STATES_WITH_RESULT
+    well = ended.state is ExperimentState.succeeded or ended.state in RUN_STATES_WITH_RESULT
     return ExitCode.ok if well else ExitCode.not_succeeded

@@ -25,7 +25,7 @@ from service.domain.formats import (
 )
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
-from service.domain.states import RUN_STATES_WITH_RESULT
+from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, RunState
 from service.fairness.eta import duration_in_words
 from service.scheduling.cluster import start_command
 from service.specs.project_limits import UNITS
@@ -44,6 +44,7 @@ _STYLES = {
     "succeeded": "green",
     "running": "cyan",
     "starting": "cyan",
+    "incomplete": "dark_orange",
     "failed": "red",
     "cancelled": "yellow",
     "stopped": "yellow",
@@ -64,8 +65,9 @@ def print_experiments(experiments: Sequence[ExperimentStatus]) -> None:
     rows = []
     for each in experiments:
         done = sum(each.run_states.get(state, 0) for state in RUN_STATES_WITH_RESULT)
-        runs, submitted = f"{done}/{each.run_count}", ago(each.created_s)
-        rows.append((each.id, each.name, each.owner, state_text(each.state), runs, submitted))
+        failed = each.run_states.get(RunState.failed, 0)
+        runs = f"{done}/{each.run_count}" + f", {failed} failed" * bool(failed)
+        rows.append((each.id, each.name, each.owner, state_text(each.state), runs, ago(each.created_s)))
     print_rows(("id", "name", "owner", "state", "runs", "submitted"), rows, right=("id",))
 
 
@@ -150,6 +152,8 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
     if (study := experiment.study) is not None:
         yield "part", f"{study.part} of study {study.id}: {study.name}"
     yield "runs", counts_text(experiment.run_states) or "none"
+    if experiment.state in TERMINAL_EXPERIMENT_STATES and experiment.run_states.get(RunState.failed):
+        yield "to retry", f"stillhouse retry {experiment.id} --failed"
     if experiment.waiting is not None:
         yield "waiting", f"position {experiment.waiting.position}: {experiment.waiting.reason}"
     if experiment.ended_s is None:

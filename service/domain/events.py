@@ -28,6 +28,7 @@ class EventKind(StrEnum):
     experiment_retried = "experiment.retried"
     experiment_paused = "experiment.paused"
     experiment_succeeded = "experiment.succeeded"
+    experiment_incomplete = "experiment.incomplete"
     experiment_failed = "experiment.failed"
     experiment_cancelled = "experiment.cancelled"
     experiment_deleted = "experiment.deleted"  # No one sees it any more, unless it is restored
@@ -70,7 +71,7 @@ class Topic(StrEnum):
     """What a subscription asks for."""
 
     end = "end"  # An experiment ended, however
-    failure = "failure"  # An experiment failed
+    failure = "failure"  # An experiment failed, or some of its runs did
     hold = "hold"  # A budget put an experiment, or a project's queue, on hold
     budget = "budget"  # A project has used 80% or all of a month's budget
     preemption = "preemption"  # A run gave its devices back to others at a checkpoint, and is queued again

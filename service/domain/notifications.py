@@ -88,6 +88,7 @@ class Delivery(StoredRecord):
 TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.experiment_succeeded: frozenset({Topic.end}),
     EventKind.experiment_cancelled: frozenset({Topic.end}),
+    EventKind.experiment_incomplete: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_failed: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_held: frozenset({Topic.hold}),
     EventKind.run_preempted: frozenset({Topic.preemption}),

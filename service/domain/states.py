@@ -25,7 +25,9 @@ class ExperimentState(StrEnum):
     """The driver in the Ray Job renews the lease. When the lease runs out and Ray says that the
     job is gone, a scheduler starts a new attempt; while Ray is unreachable nothing changes."""
     paused = "paused"  # Held by its owner; its runs keep their checkpoints. Only `resume` moves it on.
-    succeeded = "succeeded"  # Terminal: every run has ended, and at least one has a result
+    succeeded = "succeeded"  # Terminal: every run has ended, at least one with a result, and none has failed
+    incomplete = "incomplete"
+    """Terminal: some runs have a result, and some have failed. `retry` queues those without one again."""
     failed = "failed"
     """Terminal: no run has a result, or the driver could not be started. `retry` queues it again."""
     cancelled = "cancelled"  # Terminal: ended on request. `retry` queues it again.
@@ -52,9 +54,11 @@ class RunState(StrEnum):
     stopped = "stopped"  # Terminal: ended early by the search or a budget; a result, marked incomplete
 
 
-TERMINAL_EXPERIMENT_STATES = frozenset(
-    {ExperimentState.succeeded, ExperimentState.failed, ExperimentState.cancelled}
-)
+EXPERIMENT_STATES_WITH_RESULT = frozenset({ExperimentState.succeeded, ExperimentState.incomplete})
+TERMINAL_EXPERIMENT_STATES = EXPERIMENT_STATES_WITH_RESULT | {
+    ExperimentState.failed,
+    ExperimentState.cancelled,
+}
 RUN_STATES_WITH_RESULT = frozenset({RunState.succeeded, RunState.stopped})
 TERMINAL_RUN_STATES = RUN_STATES_WITH_RESULT | {RunState.failed, RunState.cancelled}
 UNFINISHED_RUN_STATES = frozenset(RunState) - TERMINAL_RUN_STATES
@@ -68,9 +72,10 @@ EXPERIMENT_TRANSITIONS = _transitions(
     ExperimentState,
     queued="starting paused cancelled",
     starting="running queued paused failed cancelled",
-    running="queued paused succeeded failed cancelled",
+    running="queued paused succeeded incomplete failed cancelled",
     paused="queued cancelled",
     succeeded="queued",
+    incomplete="queued",
     failed="queued",
     cancelled="queued",
 )

@@ -48,7 +48,8 @@ class Study(StoredRecord):
 class StudyDetail(Study):
     """One study with the state of its parts."""
 
-    state: ExperimentState  # running until all parts have ended; succeeded if all of them have
+    state: ExperimentState
+    """running until all parts have ended; then cancelled, failed or incomplete if one of them is."""
     parts: list[StudyPart]  # In the order of the text
 
     @property
@@ -73,4 +74,6 @@ def state_of(parts: Sequence[StudyPart]) -> ExperimentState:
         return ExperimentState.cancelled
     if PartState.refused in states or ExperimentState.failed in of_experiments:
         return ExperimentState.failed
+    if ExperimentState.incomplete in of_experiments:
+        return ExperimentState.incomplete
     return ExperimentState.succeeded

@@ -93,7 +93,8 @@ def experiment_outcome(
     """Returns how an experiment ends once its runs have ended, or do not start for the given reasons."""
     ended = [run for run in runs if run.state is not RunState.queued]
     if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
-        return ExperimentState.succeeded, None
+        complete = all(run.state is not RunState.failed for run in ended)
+        return ExperimentState.succeeded if complete else ExperimentState.incomplete, None
     if ended and all(run.state is RunState.cancelled for run in ended):
         return ExperimentState.cancelled, None
     if unusable is not None:

@@ -64,9 +64,11 @@ PACE = (0.7, 1.5)  # Ends of the interval for the rest of such a run, as multipl
 LEAST_LEFT = 0.2  # Part of its time that a run which should have ended is expected to continue
 CHECKPOINT_S = 30.0  # At most, from a request to stop
 UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
-_STARTED = frozenset(
-    {ExperimentState.starting, ExperimentState.running, ExperimentState.succeeded, ExperimentState.failed}
-)
+_STARTED = frozenset(ExperimentState) - {
+    ExperimentState.queued,
+    ExperimentState.paused,
+    ExperimentState.cancelled,
+}
 _FIRST = ("first_s", "first_reason", "first_earliest_s", "first_latest_s")
 PLANNED_RUNS = 100  # From which the demand of a whole grid is estimated
 _AT_ONCE = Start(0.0, 0.0, 0.0)

@@ -46,6 +46,7 @@ _r, _x, _p, _a = schema.runs.c, schema.experiments.c, schema.placements.c, schem
 
 _LEFT_OVER = {
     ExperimentState.succeeded: RunState.stopped,
+    ExperimentState.incomplete: RunState.stopped,
     ExperimentState.failed: RunState.failed,
     ExperimentState.cancelled: RunState.cancelled,
     ExperimentState.paused: RunState.paused,
@@ -183,7 +184,7 @@ class Drivers(StorePart):
         all_ended: bool = False,
         on_request: bool = False,
     ) -> ExperimentState:
-        """Ends an experiment's attempt: succeeded, failed, cancelled or paused. Returns where it went.
+        """Ends an experiment's attempt, or pauses the experiment. Returns where it went.
 
         A cancellation that was requested beats a pause. Runs that have not ended go with it: to stopped (a
         budget was reached), failed, cancelled or paused. People may have retried runs or withdrawn the pause

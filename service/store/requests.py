@@ -7,7 +7,7 @@ the driver carries it out. Cancel beats retry; a finished result beats cancel.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import sqlalchemy as sa
@@ -128,15 +128,23 @@ class Requesting(StorePart):
         return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
     @transaction
-    def retry(self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR) -> Experiment:
-        """Queues an ended experiment again with its failed, cancelled and stopped runs."""
+    def retry(
+        self,
+        connection: Connection,
+        experiment_id: int,
+        *,
+        only: Set[RunState] = TERMINAL_RUN_STATES,
+        actor: Actor = LOCAL_ACTOR,
+    ) -> Experiment:
+        """Queues an ended experiment again with its failed, cancelled and stopped runs, if in `only`."""
         now = self.clock()
         row = _lock_ended(connection, experiment_id)
-        unfinished = TERMINAL_RUN_STATES - {RunState.succeeded}
+        unfinished = (TERMINAL_RUN_STATES & only) - {RunState.succeeded}
         queued = self._queue_again(connection, experiment_id, unfinished, now)
         if not queued:
-            raise Conflict(f"experiment {experiment_id}: all runs have succeeded; there is nothing to retry")
-        new = NewEvent(EventKind.experiment_retried, f"{queued} runs queued again")
+            states = " or ".join(sorted(unfinished))
+            raise Conflict(f"experiment {experiment_id}: no run is {states}; there is nothing to retry")
+        new = NewEvent(EventKind.experiment_retried, f"{queued} run{'s' * (queued != 1)} queued again")
         return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
     @transaction

@@ -17,7 +17,7 @@ from service.config.settings import Settings
 from service.db.errors import NotFound
 from service.domain.access import EVERYTHING, Action, Actor, Visibility
 from service.domain.shares import month_of
-from service.domain.states import ExperimentState
+from service.domain.states import EXPERIMENT_STATES_WITH_RESULT, ExperimentState
 from service.domain.studies import PartState, StudyPart
 from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit, read_spec
@@ -141,7 +141,7 @@ class StudyParts:
 
 
 def _succeeded(part: StudyPart) -> bool:
-    return part.experiment is not None and part.experiment.state is ExperimentState.succeeded
+    return part.experiment is not None and part.experiment.state in EXPERIMENT_STATES_WITH_RESULT
 
 
 def _never_succeeds(part: StudyPart) -> str | None:

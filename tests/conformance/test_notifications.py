@@ -53,17 +53,17 @@ def in_threads(settings: Settings, number: int, work: Callable[[Store], Any]) ->
     return results
 
 
+@pytest.mark.parametrize("state", [ExperimentState.failed, ExperimentState.incomplete])
 def test_a_failure_is_an_end_and_is_told_once(
-    store: Store, running: Callable[..., tuple[Experiment, list[Run]]]
+    store: Store, running: Callable[..., tuple[Experiment, list[Run]]], state: ExperimentState
 ) -> None:
     told(store, Topic.end, Topic.failure)
     experiment, _ = running()
-    store.drivers.finish_experiment(
-        experiment.id, experiment.attempt, ExperimentState.failed, failure=(FailureClass.bug, "wrong")
-    )
+    failure = (FailureClass.bug, "wrong") if state is ExperimentState.failed else None
+    store.drivers.finish_experiment(experiment.id, experiment.attempt, state, failure=failure)
     assert store.notifications.address() == 1
     assert store.notifications.address() == 0
-    assert kinds(store) == ["experiment.failed"]
+    assert kinds(store) == [f"experiment.{state}"]
 
 
 def test_a_preempted_run_is_told_and_counted(

@@ -100,7 +100,11 @@ def test_a_withdrawn_pause_is_not_carried_out(store: Store, running: Running) ->
 
 @pytest.mark.parametrize(
     ("end", "left"),
-    [(ExperimentState.succeeded, RunState.stopped), (ExperimentState.failed, RunState.failed)],
+    [
+        (ExperimentState.succeeded, RunState.stopped),
+        (ExperimentState.incomplete, RunState.stopped),
+        (ExperimentState.failed, RunState.failed),
+    ],
 )
 def test_paused_runs_end_with_their_experiment(
     store: Store, training: Training, end: ExperimentState, left: RunState

@@ -61,7 +61,9 @@ def finish(store: Store, queue: Queue) -> Finish:
             summary = {"accuracy": values[-1], "headline": "accuracy", "score": values[-1]}
             store.attempts.finish_run(run.id, attempt, ended, summary=summary)
         works = any(value is not None for value in values)
-        state = ExperimentState.succeeded if works else ExperimentState.failed
+        state = ExperimentState.failed
+        if works:
+            state = ExperimentState.incomplete if None in values else ExperimentState.succeeded
         store.drivers.finish_experiment(claimed.id, claimed.attempt, state)
 
     return call
@@ -238,6 +240,9 @@ def test_a_seed_without_a_teacher_ends_the_part(
     student, _, shared = store.studies.get(study.id).parts
     assert (student.state, student.reason) == (PartState.refused, "part teacher has no result for seed 1")
     assert shared.state is PartState.submitted
+    assert shared.experiment is not None
+    store.requests.cancel(shared.experiment.id)
+    assert store.studies.get(study.id).state is ExperimentState.cancelled
 
 
 def test_a_deleted_teacher_ends_the_part(

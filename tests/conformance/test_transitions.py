@@ -286,6 +286,24 @@ def test_retry_queues_what_has_no_result(store: Store, running: Running) -> None
     assert states == [RunState.succeeded, RunState.queued]
 
 
+def test_retry_of_failed_runs_leaves_those_that_were_stopped(store: Store, running: Running) -> None:
+    experiment, runs = running(3)
+    ends = (RunState.succeeded, RunState.stopped, RunState.failed)
+    for run, end in zip(runs, ends, strict=True):
+        attempt = store.attempts.open(run.id, 1)
+        store.attempts.run_started(run.id, attempt, total_steps=1, resumed_from_step=0, facts={})
+        failure = (FailureClass.bug, "x") if end is RunState.failed else None
+        store.attempts.finish_run(run.id, attempt, end, failure=failure)
+    store.drivers.finish_experiment(experiment.id, 1, ExperimentState.incomplete, all_ended=True)
+    failed = {RunState.failed}
+    assert store.requests.retry(experiment.id, only=failed).state is ExperimentState.queued
+    states = [run.state for run in store.runs.page(experiment_id=experiment.id).items]
+    assert states == [RunState.succeeded, RunState.stopped, RunState.queued]
+    store.requests.cancel(experiment.id)
+    with pytest.raises(Conflict, match="no run is failed; there is nothing to retry"):
+        store.requests.retry(experiment.id, only=failed)
+
+
 def measured(
     store: Store, run_id: int, shares: dict[Neighbour, float], *, experiment_attempt: int = 1
 ) -> int:
@@ -313,7 +331,7 @@ def test_retry_of_disturbed_results_measures_them_from_the_beginning(
     with pytest.raises(Conflict, match="running"):
         store.requests.retry_disturbed(experiment.id)
     store.drivers.finish_experiment(experiment.id, 1, ExperimentState.succeeded)
-    with pytest.raises(Conflict, match="all runs have succeeded"):
+    with pytest.raises(Conflict, match="nothing to retry"):
         store.requests.retry(experiment.id)
 
     assert store.requests.retry_disturbed(experiment.id).state is ExperimentState.queued

@@ -134,7 +134,12 @@ class Actor:
             return
         held = self.chance.choice(self.experiments)
         state = self.chance.choice(
-            [ExperimentState.succeeded, ExperimentState.failed, ExperimentState.paused]
+            [
+                ExperimentState.succeeded,
+                ExperimentState.incomplete,
+                ExperimentState.failed,
+                ExperimentState.paused,
+            ]
         )
         self.store.drivers.finish_experiment(held.id, held.attempt, state)
         with self.told.lock:
@@ -223,6 +228,7 @@ _MOVES = {
     "experiment.retried": ExperimentState.queued,
     "experiment.paused": ExperimentState.paused,
     "experiment.succeeded": ExperimentState.succeeded,
+    "experiment.incomplete": ExperimentState.incomplete,
     "experiment.failed": ExperimentState.failed,
     "experiment.cancelled": ExperimentState.cancelled,
 }

@@ -135,6 +135,33 @@ export function relative(seconds, now = Date.now() / 1000) {
   return relativeTo.format(Math.round(away), "second");
 }
 
+/** States of runs, in the order in which they are counted. */
+export const RUN_STATES = [
+  "succeeded",
+  "stopped",
+  "failed",
+  "cancelled",
+  "running",
+  "starting",
+  "paused",
+  "queued",
+];
+
+/** States of experiments, in the order of their life. */
+export const EXPERIMENT_STATES = [
+  "queued",
+  "starting",
+  "running",
+  "paused",
+  "succeeded",
+  "incomplete",
+  "failed",
+  "cancelled",
+];
+
+/** States that experiments and runs end in. */
+export const ENDED = new Set(["succeeded", "incomplete", "stopped", "failed", "cancelled"]);
+
 /** A state with its mark; the mark has a shape of its own, for those who cannot tell the colours. */
 export const state = name => h("span", { class: `state ${name}` }, name);
 

@@ -2,23 +2,18 @@
 
 import { get } from "../core/api.js";
 import { debounced, h, replace } from "../core/dom.js";
-import { count, duration, money, progress, relative, state, when } from "../core/format.js";
+import { duration, EXPERIMENT_STATES, money, relative, state, when } from "../core/format.js";
 import { go, query, setQuery } from "../core/router.js";
 import { empty, failure } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
 import { VirtualTable } from "../core/table.js";
-import { every } from "./parts.js";
+import { every, runsByState } from "./parts.js";
 import { savedViews } from "./saved.js";
 
-const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
-const STATES = ["queued", "starting", "running", "paused", ...ENDED];
 const READ_AGAIN_MS = 3000,
   TICK_S = 10,
   PAGE = 200,
   KEPT_COLUMNS = "stillhouse-experiment-columns";
-
-/** How many of an experiment's runs have ended. */
-export const ended = states => ENDED.reduce((sum, name) => sum + (states[name] || 0), 0);
 
 const lasted = one => (one.started_s ? (one.ended_s || Date.now() / 1000) - one.started_s : null);
 
@@ -36,13 +31,10 @@ const COLUMNS = [
   { key: "state", title: "state", width: 120, sortable: true, first: true, render: one => state(one.state) },
   {
     key: "runs",
-    title: "runs ended",
-    width: 200,
+    title: "runs",
+    width: 270,
     first: true,
-    render: one => [
-      progress(ended(one.run_states), one.run_count, one.state),
-      ` ${count(ended(one.run_states))} of ${count(one.run_count)}`,
-    ],
+    render: runsByState,
   },
   { key: "project", title: "project", width: 120, sortable: true, first: true, render: one => one.project },
   { key: "owner", title: "owner", width: 120, sortable: true, first: true, render: one => one.owner },
@@ -316,7 +308,9 @@ function tools({ changed, refresh, table, signal }) {
         "select",
         { onchange: event => changed({ state: event.target.value }) },
         h("option", { value: "" }, "any"),
-        STATES.map(name => h("option", { value: name, selected: query().get("state") === name }, name)),
+        EXPERIMENT_STATES.map(name =>
+          h("option", { value: name, selected: query().get("state") === name }, name),
+        ),
       ),
     ),
     h(

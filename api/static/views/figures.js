@@ -3,6 +3,7 @@
 import { get } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
 import { figure, plotly } from "../core/figure.js";
+import { ENDED } from "../core/format.js";
 import { query, setQuery } from "../core/router.js";
 import { empty, failure, loading } from "../core/states.js";
 
@@ -231,8 +232,6 @@ export function seldom(call, wait, signal) {
   };
   return later;
 }
-
-const ENDED = new Set(["succeeded", "failed", "stopped", "cancelled"]);
 
 /** Draws anew after runs have ended, at most every ten seconds. */
 export function whenRunsEnd(context, again, signal) {

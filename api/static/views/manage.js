@@ -3,6 +3,7 @@
 import { mayManage, send } from "../core/api.js";
 import { act, confirm, toast } from "../core/dialog.js";
 import { h } from "../core/dom.js";
+import { count, ENDED } from "../core/format.js";
 
 const PRIORITIES = [
   [25, "low"],
@@ -10,7 +11,6 @@ const PRIORITIES = [
   [75, "high"],
   [100, "urgent"],
 ];
-const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
 /** A priority in words, where it has a word. */
 export const priorityName = priority =>
@@ -54,7 +54,8 @@ export function manageButtons(experiment, who, changed) {
       },
       text,
     );
-  const { name, state } = experiment,
+  const { name, state, run_states } = experiment,
+    failed = run_states?.failed,
     asked = experiment.cancel_requested_s;
   return h(
     "span",
@@ -89,7 +90,13 @@ export function manageButtons(experiment, who, changed) {
           "danger",
         )
       : null,
-    ["failed", "cancelled"].includes(state)
+    failed && ENDED.has(state)
+      ? button(`Retry ${count(failed)} failed`, async () => {
+          await post("retry?failed=true");
+          toast(`${name}: ${count(failed)} runs are in the queue again`);
+        })
+      : null,
+    state === "cancelled"
       ? button("Retry", async () => {
           await post("retry");
           toast(`${name} is in the queue again`);

@@ -1,6 +1,7 @@
 // Small parts that several pages share.
 
 import { h } from "../core/dom.js";
+import { count, RUN_STATES } from "../core/format.js";
 
 /**
  * A table of few rows.
@@ -95,12 +96,28 @@ export const jobLink = (cluster, experiment) =>
       )
     : null;
 
-/** What a map of counts says, such as "3 running, 1 failed". */
-export const counted = counts =>
-  Object.entries(counts)
-    .filter(([, many]) => many)
-    .map(([name, many]) => `${many} ${name}`)
-    .join(", ");
+/** An experiment's runs by state: a bar of its states, then "188 succeeded, 12 failed" as links to those runs. */
+export function runsByState({ id, run_states: counts, run_count: total }) {
+  const states = RUN_STATES.filter(name => counts[name]);
+  const words = states.map(name => `${count(counts[name])} ${name}`);
+  return h(
+    "span",
+    { class: "runs-by-state" },
+    h(
+      "span",
+      { class: "stack", role: "img", "aria-label": `${words.join(", ") || "no runs"}, of ${count(total)}` },
+      states.map(name => h("i", { class: name, style: { "flex-grow": String(counts[name]) } })),
+    ),
+    states.map((name, place) => [
+      place ? ", " : " ",
+      h(
+        "a",
+        { class: name, href: `/experiments/${id}/runs?filter=${encodeURIComponent(`state = '${name}'`)}` },
+        words[place],
+      ),
+    ]),
+  );
+}
 
 /** Calls `draw` every few seconds while the page is seen, and at once when it is seen again. */
 export function every(seconds, draw, signal) {

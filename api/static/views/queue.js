@@ -6,7 +6,7 @@ import { count, duration, money, percent, progress, relative, state, when } from
 import { query, setQuery } from "../core/router.js";
 import { empty, failed } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
-import { choice, counted, every, section, shortTable } from "./parts.js";
+import { choice, every, runsByState, section, shortTable } from "./parts.js";
 import { startsIn, whyItWaits } from "./starts.js";
 import { priorityOf, manageButtons } from "./manage.js";
 
@@ -15,13 +15,11 @@ const READ_AGAIN_MS = 3000,
   PAGE = 50,
   MOST_CELLS = 256,
   MOST_ACTIVE = 100;
-const ENDED = ["succeeded", "failed", "cancelled", "stopped"];
 const OWN_RESOURCE = /^(node:|accelerator_type:|memory$|object_store_memory$)/;
 
 const tone = experiment => (experiment ? `tone-${experiment.id % 8}` : "tone-hidden");
 const link = experiment =>
   h("a", { href: `/experiments/${experiment.id}` }, `${experiment.id} ${experiment.name}`);
-const ended = counts => ENDED.reduce((sum, name) => sum + (counts[name] || 0), 0);
 
 /** The devices of a node as cells: held ones in the colour of their experiment, the others free or used otherwise. */
 function cells(node, resource, held, kinds) {
@@ -252,14 +250,7 @@ export async function show(main, parameters, { signal }) {
       ),
     );
     const acts = ["", one => manageButtons(one, who, draw)],
-      runs = [
-        "Runs",
-        one => [
-          progress(ended(one.run_states), one.run_count, one.state),
-          h("span", { class: "quiet" }, counted(one.run_states)),
-        ],
-        "wide",
-      ];
+      runs = ["Runs", runsByState, "wide"];
     const common = [
       ["Experiment", link, "wide"],
       ["Project", one => one.project],

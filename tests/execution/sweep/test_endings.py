@@ -56,7 +56,17 @@ def test_out_of_memory_is_a_result_and_not_tried_again(begin: Begin, store: Stor
     complete(sweep, store, second)
     assert store.runs.get(first.run_id).state is RunState.failed
     assert sweep.next_turn() is Wait.over
-    assert sweep.final_state()[0] is ExperimentState.succeeded
+    assert sweep.final_state() == (ExperimentState.incomplete, None)
+
+
+def test_a_run_cancelled_on_request_leaves_its_experiment_succeeded(begin: Begin, store: Store) -> None:
+    sweep, _ = begin(2)
+    first, second = given(sweep), given(sweep)
+    store.requests.cancel_run(first.run_id)
+    sweep.ended(first.turn, Ending("stopped", stop_reason=StopReason.cancel))
+    complete(sweep, store, second)
+    assert sweep.next_turn() is Wait.over
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
 
 
 def test_progress_between_machine_failures_keeps_the_delay_short(
@@ -197,7 +207,7 @@ def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> Non
     if ended[64].state is not RunState.succeeded:
         assert ended[64].failure_class is FailureClass.out_of_memory
         assert (ended[64].failure_message or "").startswith("does not fit (by 32)")
-    assert sweep.final_state()[0] is ExperimentState.succeeded
+    assert sweep.final_state()[0] is ExperimentState.incomplete
 
 
 NO_TEXT = (FailureClass.bad_data, "train.jsonl, line 1, field text: missing (found: sentence, label)")
@@ -244,7 +254,7 @@ def test_runs_with_other_data_are_judged_separately(begin: Begin, store: Store) 
     assert attempts == 1
     assert {run.state for run in ended if paths[run.id] == "good"} == {RunState.succeeded}
     assert {run.failure_message for run in ended if paths[run.id] == "bad"} == {NO_TEXT[1]}
-    assert sweep.conclude() is ExperimentState.succeeded
+    assert sweep.conclude() is ExperimentState.incomplete
 
 
 def test_data_that_a_run_has_trained_on_are_usable(begin: Begin, store: Store) -> None:
@@ -254,7 +264,7 @@ def test_data_that_a_run_has_trained_on_are_usable(begin: Begin, store: Store) -
     second = given(sweep)
     sweep.ended(second.turn, Ending("failed", failure=NO_TEXT))
     complete(sweep, store, given(sweep))
-    assert sweep.conclude() is ExperimentState.succeeded
+    assert sweep.conclude() is ExperimentState.incomplete
 
 
 def test_workers_that_fail_before_they_are_ready_count_as_a_failure_of_the_run(

@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_fails_what_starts_from_it_and_nothing_else(
     assert (lost.state, lost.failure_class) == (RunState.failed, FailureClass.bad_spec)
     assert "model.safetensors does not match the manifest" in str(lost.failure_message)
     assert trained.state is RunState.succeeded
-    assert sweep.final_state() == (ExperimentState.succeeded, None)
+    assert sweep.final_state() == (ExperimentState.incomplete, None)
 
 
 def test_a_source_that_failed_fails_the_experiment_with_its_reason(

@@ -15,7 +15,7 @@ Rows = list[tuple[Any, ...]]
 
 FAULTS = ("lost", "duplicated", "stale_writes", "stranded", "stuck", "acknowledged_missing", "refused_stored")
 """What is counted; the last two at full disks."""
-_TERMINAL = {"succeeded", "failed", "cancelled"}
+_TERMINAL = {"succeeded", "incomplete", "failed", "cancelled"}
 _TERMINAL_RUN = _TERMINAL | {"stopped"}
 _AFTER = {
     "experiment.claimed": ({"queued"}, "starting"),
@@ -25,6 +25,7 @@ _AFTER = {
     "experiment.retried": (_TERMINAL, "queued"),
     "experiment.paused": ({"queued", "starting", "running"}, "paused"),
     "experiment.succeeded": ({"running"}, "succeeded"),
+    "experiment.incomplete": ({"running"}, "incomplete"),
     "experiment.failed": ({"starting", "running"}, "failed"),
     "experiment.cancelled": ({"queued", "paused", "starting", "running"}, "cancelled"),
 }

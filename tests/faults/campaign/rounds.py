@@ -27,12 +27,15 @@ _LOOK_S = 0.1
 _FIND_BUSY_S = 0.1
 _FIND_S = 1.0
 _FIND_AGAIN_S = 0.03
-_UNFINISHED = "SELECT id FROM experiments WHERE state NOT IN ('succeeded', 'failed', 'cancelled')"
+_UNFINISHED = (
+    "SELECT id FROM experiments WHERE state NOT IN ('succeeded', 'incomplete', 'failed', 'cancelled')"
+)
 _SIGNATURES = (
     "SELECT e.id, e.state, e.attempt, e.event_count, "
     "(SELECT sum(r.step + 1000 * r.attempt) FROM runs r WHERE r.experiment_id = e.id), "
     "(SELECT sum(p.step) FROM latest_points p JOIN runs r ON r.id = p.run_id WHERE r.experiment_id = e.id) "
-    "FROM experiments e WHERE e.state NOT IN ('succeeded', 'failed', 'cancelled') OR e.deleted_s IS NOT NULL"
+    "FROM experiments e "
+    "WHERE e.state NOT IN ('succeeded', 'incomplete', 'failed', 'cancelled') OR e.deleted_s IS NOT NULL"
 )
 """What moves of each experiment that has not ended, or that has been deleted and is not removed yet."""
 _IN_GROUPS = (

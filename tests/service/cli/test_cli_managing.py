@@ -16,6 +16,7 @@ from service.specs.experiment import validate
 from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
 from trainers.data.synthetic import write_corpus
+from trainers.errors import FailureClass
 
 
 def test_submit_says_the_number_and_how_to_watch(house: House) -> None:
@@ -219,6 +220,25 @@ def test_a_run_is_named_with_its_prefix(house: House) -> None:
     assert house.run("cancel", "run:2").stdout == "run:2 is cancelled\n"
     assert house.store.runs.get(2).state is RunState.cancelled
     assert house.run("retry", "run:2").stdout == "run:2 is queued\n"
+
+
+def test_an_experiment_with_failed_runs_says_how_to_retry_them(house: House) -> None:
+    number = house.submitted()
+    experiment = house.claimed()
+    for run in house.runs(number):
+        attempt = house.begun(run, experiment)
+        if run.seed:
+            house.failed(run, attempt, FailureClass.out_of_memory, "does not fit")
+        else:
+            house.finished(run, attempt, 0.9, 10.0)
+    house.ended(ExperimentState.incomplete, experiment)
+    assert "incomplete" in house.run("list").stdout and "4/8, 4 failed" in house.run("list").stdout
+    shown = house.run("show", str(number)).stdout
+    assert "4 succeeded, 4 failed" in shown and f"stillhouse retry {number} --failed" in shown
+    assert house.run("wait", str(number)).exit_code == 1
+    assert house.run("retry", "run:2", "--failed").exit_code == 2
+    assert house.run("retry", str(number), "--failed").stdout == f"experiment {number} is queued\n"
+    assert "4 succeeded, 4 queued" in house.run("show", str(number)).stdout
 
 
 def test_pause_and_resume(house: House) -> None:

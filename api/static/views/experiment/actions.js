@@ -3,10 +3,9 @@
 import { mayManage, send } from "../../core/api.js";
 import { act, ask, confirm, toast } from "../../core/dialog.js";
 import { h } from "../../core/dom.js";
+import { ENDED } from "../../core/format.js";
 import { go } from "../../core/router.js";
 import { priorityOf, manageButtons } from "../manage.js";
-
-const ENDED = ["succeeded", "failed", "cancelled"];
 
 /**
  * The buttons.
@@ -16,7 +15,7 @@ const ENDED = ["succeeded", "failed", "cancelled"];
  */
 export function actions(experiment, who, again) {
   const path = `/experiments/${experiment.id}`;
-  const over = ENDED.includes(experiment.state),
+  const over = ENDED.has(experiment.state),
     may = mayManage(who, experiment);
   const button = (title, work) =>
     h(

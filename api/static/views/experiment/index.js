@@ -2,11 +2,10 @@
 
 import { get, whoami } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
-import { duration, energy, mass, money, progress, state, when } from "../../core/format.js";
+import { duration, energy, mass, money, state, when } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
-import { ended } from "../experiments.js";
-import { jobLink } from "../parts.js";
+import { jobLink, runsByState } from "../parts.js";
 import { actions } from "./actions.js";
 import { answer } from "./answer.js";
 import { startsIn, whyItWaits } from "../starts.js";
@@ -100,20 +99,12 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
 }
 
 function header(experiment, cluster) {
-  const done = ended(experiment.run_states);
   const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   const until = experiment.ended_s || Date.now() / 1000;
   return [
     h("p", { class: "quiet" }, h("a", { href: "/" }, "Experiments"), ` / ${experiment.id}`),
     h("h1", {}, experiment.name),
-    h(
-      "p",
-      {},
-      state(experiment.state),
-      " ",
-      progress(done, experiment.run_count, experiment.state),
-      ` ${done} of ${experiment.run_count} runs ended`,
-    ),
+    h("p", {}, state(experiment.state), " ", runsByState(experiment)),
     h(
       "dl",
       { class: "facts" },

@@ -6,6 +6,7 @@ import { announce, h, replace } from "../../core/dom.js";
 import {
   count,
   duration,
+  ENDED,
   energy,
   mass,
   money,
@@ -31,7 +32,6 @@ const TABS = [
   ["files", "Files", () => import("./files.js")],
   ["config", "Configuration", () => import("./config.js")],
 ];
-const ENDED = new Set(["succeeded", "failed", "cancelled", "stopped"]);
 
 export async function show(main, { id, tab = "" }, { signal }) {
   const [first, who] = await Promise.all([get(`/runs/${id}`, {}, { signal }), whoami()]);

@@ -40,7 +40,7 @@ def upgrade() -> None:
         op.execute(statement)
 
 
-_ENDED = "('succeeded', 'failed', 'cancelled')"
+_ENDED = "('succeeded', 'incomplete', 'failed', 'cancelled')"
 _UNFINISHED = "('queued', 'starting', 'running', 'paused')"
 _TRIGGERS = {
     "sqlite": [
