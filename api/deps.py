@@ -68,9 +68,14 @@ ChosenRuns = Annotated[dict[str, Any], Depends(_runs)]  # Filter and order of ru
 
 
 async def _page(
-    chosen: ChosenRuns, page_size: PageSize = 100, page_token: PageToken = None
+    chosen: ChosenRuns,
+    page_size: PageSize = 100,
+    page_token: PageToken = None,
+    offset: Annotated[
+        int | None, Query(ge=0, le=MAX_ID, description="Items to skip; with it, `total` counts all.")
+    ] = None,
 ) -> dict[str, Any]:
-    return {**chosen, "page_size": page_size, "page_token": page_token}
+    return {**chosen, "page_size": page_size, "page_token": page_token, "offset": offset}
 
 
 PageOfRuns = Annotated[dict[str, Any], Depends(_page)]  # The same, and which page of them

@@ -6,20 +6,23 @@ The grammar is MLflow's, made closed: `precision = 'fp16' and accuracy > 0.9`.
     disjunction = conjunction { OR conjunction }
     conjunction = negation { AND negation }
     negation    = [ NOT ] ( "(" disjunction ")" | comparison )
-    comparison  = name ( = | != | < | <= | > | >= ) literal
+    comparison  = word | string
+                | name ( = | != | < | <= | > | >= ) literal
                 | name [ NOT ] ( LIKE | ILIKE ) string
                 | name [ NOT ] IN "(" literal { "," literal } ")"
                 | name IS [ NOT ] NULL
     name        = word { "." word } | axis "." ( word { "." word } | quoted )
-    literal     = number | 'string' | "string"
+    literal     = number | 'string' | "string" | word { "." word }
 
-Words are not case-sensitive where they are keywords. In a string, a quote is written twice. In
-LIKE, `%` stands for any text and `_` for one character. As in SQL, a comparison with a value that
-is not known (NULL) does not hold.
+A word or string alone, such as `fp32`, stands for the rows that have it in a column or as the value of
+an axis. A word may hold `-`, `:`, `/`, `@` and `+`. Words are not case-sensitive where they are
+keywords. In a string, a quote is written twice. In LIKE, `%` stands for any text and `_` for one
+character. As in SQL, a comparison with a value that is not known (NULL) does not hold.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,20 +113,27 @@ Condition: TypeAlias = Relation | Match | OneOf | IsNull | Not | All | Any
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A column that a list is sorted by; rows without a value come last either way."""
+    """What a list is sorted by; rows without a value come last either way."""
 
     name: str
     descending: bool
+    beside: Name | None = None  # An axis, field or figure instead of the column `name`
 
 
 def parse_filter(
-    text: str, names: Mapping[str, Kind], *, axes: bool = True, beside: Mapping[str, Name] = _NO_NAMES
+    text: str,
+    names: Mapping[str, Kind],
+    *,
+    axes: bool = True,
+    beside: Mapping[str, Name] = _NO_NAMES,
+    searched: Sequence[str] = (),
 ) -> Condition | None:
     """Parses a filter over these columns; a blank one is None.
 
     Args:
         axes: whether `axis.<name>` may be named.
         beside: what else may be named.
+        searched: columns that a word alone is compared with, where `axes` also with the values of axes.
 
     Raises:
         FilterError: with the position (from 1) and what was expected there.
@@ -133,7 +143,7 @@ def parse_filter(
     tokens = _tokens(text)
     if len(tokens) == 1:
         return None
-    parser = _Parser(tokens, names, axes, beside)
+    parser = _Parser(tokens, names, axes, beside, searched)
     condition = parser.disjunction(0)
     parser.expect_end()
     return condition
@@ -148,7 +158,7 @@ def parse_order(
 ) -> tuple[Order, ...]:
     """Parses `name`, `name asc` or `name desc`, several of them separated by commas.
 
-    Of `beside`, names that stand for a column may be given too.
+    With `beside`, its names and `axis.<name>` may be given too.
     """
     if text is None or not text.strip():
         return (default,)
@@ -168,20 +178,23 @@ def _parse_column(text: str, names: Mapping[str, Kind], beside: Mapping[str, Nam
             f"order_by '{_shown(text)}': give names, each optionally followed by asc or desc, "
             "separated by commas"
         )
-    name = beside[words[0]].name if words[0] in beside else words[0]
+    name, descending = words[0], len(words) == 2 and words[1].lower() == "desc"
+    if beside and name.startswith("axis."):
+        return Order(name, descending, Name(name.removeprefix("axis.").strip("'\""), Kind.axis))
+    if name in beside:
+        found = beside[name]
+        return Order(found.name, descending, None if found.name in names else found)
     if name not in names:
-        reason = f"unknown column '{_shown(name)}'; {nearest(name, names, _LISTED)}"
-        if name in beside:
-            reason = f"'{name}' filters a list, but cannot order it; use a column, such as test_score"
-        raise FilterError(f"order_by: {reason}")
-    return Order(name, len(words) == 2 and words[1].lower() == "desc")
+        unknown = f"unknown column '{_shown(name)}'; {nearest(name, [*names, *beside], _LISTED)}"
+        raise FilterError(f"order_by: {unknown}")
+    return Order(name, descending)
 
 
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))
       | (?P<string>'(?:[^']|'')*'|"(?:[^"]|"")*")
-      | (?P<word>[A-Za-z_]\w*)
+      | (?P<word>[A-Za-z_]\w*(?:[-:/@+]+\w+|\.\d\w*)*)
       | (?P<symbol><=|>=|!=|<>|==|[=<>(),.])
     )""",
     re.VERBOSE,
@@ -238,11 +251,16 @@ def _tokens(text: str) -> list[_Token]:
 
 class _Parser:
     def __init__(
-        self, tokens: Sequence[_Token], names: Mapping[str, Kind], axes: bool, beside: Mapping[str, Name]
+        self,
+        tokens: Sequence[_Token],
+        names: Mapping[str, Kind],
+        axes: bool,
+        beside: Mapping[str, Name],
+        searched: Sequence[str],
     ) -> None:
         self._tokens = tokens
         self._names = {**beside, **{name: Name(name, kind) for name, kind in names.items()}}
-        self._axes = axes
+        self._axes, self._searched = axes, searched
         self._at = 0
         self._conditions = 0
 
@@ -303,6 +321,8 @@ class _Parser:
         self._conditions += 1
         if self._conditions > MAX_CONDITIONS:
             raise FilterError(f"the filter has more than {MAX_CONDITIONS} conditions")
+        if self._searched and self._is_alone():
+            return self._search(self._value(self._take()))
         name = self._name()
         if self._skip_keyword("is"):
             negated = self._skip_keyword("not")
@@ -324,6 +344,26 @@ class _Parser:
         else:
             raise self._fail("=, !=, <, <=, >, >=, LIKE, ILIKE, IN or IS")
         return Not(condition) if negated else condition
+
+    def _is_alone(self) -> bool:
+        """Whether a word or string comes next that is compared with nothing."""
+        at = self._at
+        if self._token.kind not in ("word", "string") or self._token.keyword is not None:
+            return False
+        while self._tokens[at + 1].text == "." and at + 2 < len(self._tokens):
+            at += 2
+        after = self._tokens[at + 1]
+        return after.kind == "end" or after.text == ")" or after.keyword in ("and", "or")
+
+    def _search(self, word: str) -> Condition:
+        columns = [Name(column, Kind.text) for column in self._searched]
+        # Without a value a column does not hold the word, whereas a comparison would leave that open.
+        found: list[Condition] = [
+            All((Not(IsNull(column)), Relation(column, "=", word))) for column in columns
+        ]
+        if self._axes:
+            found.append(Match(Name("point", Kind.text), f"%{json.dumps(word)}%", ignore_case=False))
+        return Any(tuple(found))
 
     def _match(self, name: Name, *, ignore_case: bool) -> Match:
         token = self._take()
@@ -377,16 +417,22 @@ class _Parser:
 
     def _literal(self, name: Name) -> Value:
         token = self._token
-        if token.kind == "number":
-            if name.kind is Kind.text:
-                in_quotes = f"'{name.name}' is text; write {_shown(token.text)} in quotes"
-                raise _error_at(token.position, in_quotes)
+        if token.kind == "number" and name.kind is not Kind.text:
             return self._number(self._take())
+        if token.kind == "string" and name.kind in _NUMBERS:
+            raise _error_at(token.position, f"'{name.name}' is a number; write it without quotes")
+        if token.keyword or token.kind not in ("number", "string", "word") or name.kind in _NUMBERS:
+            raise self._fail("a number" if name.kind in _NUMBERS else "a value, in quotes if it has spaces")
+        return self._value(self._take())
+
+    def _value(self, token: _Token) -> str:
+        """A string, or words with dots between them."""
         if token.kind == "string":
-            if name.kind in _NUMBERS:
-                raise _error_at(token.position, f"'{name.name}' is a number; write it without quotes")
-            return _unquoted(self._take().text)
-        raise self._fail("a number" if name.kind in _NUMBERS else "a quoted string or a number")
+            return _unquoted(token.text)
+        text = token.text
+        while token.kind == "word" and self._skip_symbol("."):
+            text += f".{self._take().text}"
+        return text
 
     def _number(self, token: _Token) -> int | float:
         try:

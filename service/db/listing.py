@@ -1,8 +1,8 @@
 """Lists in pages: a parsed filter and order become one SELECT, a place in the list becomes a token.
 
-Pages are cut by key, not by offset: a page begins after the last row of the page before it, so that new rows
-move nothing. Rows without a value in the sorted column come last, in a second walk, so that both walks follow
-an index.
+Pages are cut by key: a page begins after the last row of the page before it, so that new rows move nothing.
+Rows without a value in the sorted column come last, in a second walk, so that both walks follow an index. A
+page in the middle of a list, and one in an order by an axis, field or figure, is cut by offset.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from service.db.filters import Condition, Kind, Name, Order
 from service.db.schema import cell_specs, experiments, run_summaries, runs
 from service.db.statements import VISIBLE, VISIBLE_RUN, ids_in_sight, in_sight, run_in_sight
 from service.domain.access import EVERYTHING, Visibility
+from service.domain.formats import short_names
 from service.specs.fields import axis_names
 from trainers.metrics import FIGURES, SCORES, TEST_SCORES
 
@@ -60,7 +61,7 @@ SPEC_COLUMNS: Mapping[str, str] = {
 }
 """Columns of `runs` by the field of the spec that they repeat."""
 RUN_NAMES = names_of(runs, hidden=("point", "config_sha256", "price_usd_per_hour", "power_w"))
-BESIDE_COLUMNS: Mapping[str, Name] = {
+_BESIDE: Mapping[str, Name] = {
     **{name: Name(name, Kind.figure) for name in (*FIGURES, *SCORES, *TEST_SCORES) if name not in RUN_NAMES},
     **{
         field: Name(column, RUN_NAMES[column])
@@ -69,7 +70,22 @@ BESIDE_COLUMNS: Mapping[str, Name] = {
         for field in axis_names()
     },
 }
-"""What a filter of runs may name besides columns: figures of the summary, and fields of the spec."""
+_SHORT = {"loss": "train_loss", "time": "total_time_s", "cost": "cost_usd", "energy": "energy_kwh"}
+BESIDE_COLUMNS: Mapping[str, Name] = {
+    **{short: _BESIDE[field] for field, short in short_names(axis_names()).items() if short not in RUN_NAMES},
+    **{short: Name(name, Kind.number) for short, name in _SHORT.items()},
+    **_BESIDE,
+}
+"""What a filter of runs may name besides columns: figures of the summary, fields of the spec, short names."""
+SEARCHED_COLUMNS = (
+    *("state", "task", "student", "precision", "optimizer", "implementation", "strategy", "hardware"),
+    *("teacher", "failure_class"),
+)
+"""Columns of runs that a word alone is compared with."""
+
+
+def parse_run_filter(text: str | None) -> Condition | None:
+    return filters.parse_filter(text or "", RUN_NAMES, beside=BESIDE_COLUMNS, searched=SEARCHED_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,11 @@ class Listing:
     order: tuple[Order, ...]
     visible: Visibility = EVERYTHING
 
+    @property
+    def by_offset(self) -> bool:
+        """Whether a value that is in no column orders the list, so that a place in it is a number of rows."""
+        return any(order.beside for order in self.order)
+
     def fingerprint(self) -> str:
         """Ties a page token to the list that it was made for, whoever reads it."""
         text = repr((self.table.name, sorted(self.fixed.items()), self.condition, self.order))
@@ -90,12 +111,20 @@ class Listing:
 
 
 def read_page(
-    connection: Connection, listing: Listing, page_size: int, page_token: str | None
+    connection: Connection, listing: Listing, page_size: int, page_token: str | None, offset: int = 0
 ) -> tuple[list[sa.RowMapping], str | None]:
-    """One page of rows, and the token of the next."""
+    """One page of rows, and the token of the next; `offset` rows are skipped before it."""
     place = None if page_token is None else _Place.read(page_token, listing)
     statement = _selected(connection, listing)
-    if len(listing.order) == 1:
+    if listing.by_offset:
+        offset = min(offset + max(0, place.id if place else 0), 2**53)
+        ordered = _by_columns(statement, listing, None, connection.dialect.name)
+        rows = _rows(connection, ordered.offset(offset), page_size + 1)
+        token = _Place((), offset + page_size).token(listing) if len(rows) > page_size else None
+        return rows[:page_size], token
+    if offset:
+        rows = _rows(connection, _by_columns(statement, listing, place).offset(offset), page_size + 1)
+    elif len(listing.order) == 1:
         rows = _walk_index(connection, statement, listing, place, page_size + 1)
     else:
         rows = _rows(connection, _by_columns(statement, listing, place), page_size + 1)
@@ -105,6 +134,12 @@ def read_page(
     last = rows[-1]
     values = tuple(last[column.name] for column in listing.order)
     return rows, _Place(values, last["id"]).token(listing)
+
+
+def count_rows(connection: Connection, listing: Listing) -> int:
+    """All rows of a list."""
+    rows = _selected(connection, listing).with_only_columns(sa.func.count(), maintain_column_froms=True)
+    return connection.execute(rows).scalar_one()
 
 
 def _walk_index(
@@ -146,8 +181,12 @@ class _Place:
             fingerprint == listing.fingerprint()
             and _is_integer(id)
             and isinstance(values, list)
-            and len(values) == len(listing.order)
-            and all(map(partial(_fits, listing), listing.order, values))
+            and (
+                values == []
+                if listing.by_offset
+                else len(values) == len(listing.order)
+                and all(map(partial(_fits, listing), listing.order, values))
+            )
         )
         if not sound:
             raise BadPageToken
@@ -228,12 +267,20 @@ def _by_one_column(
     return statement.order_by(*(key.desc() if column.descending else key.asc() for key in keys))
 
 
-def _by_columns(statement: sa.Select[Any], listing: Listing, place: _Place | None) -> sa.Select[Any]:
+def _by_columns(
+    statement: sa.Select[Any], listing: Listing, place: _Place | None, dialect: str = ""
+) -> sa.Select[Any]:
     """The rows after a place in an order by several columns, and then by id in the first one's direction."""
     columns = [*listing.order, Order("id", listing.order[0].descending)]
     if place is not None:
         statement = statement.where(_after(listing, columns, [*place.values, place.id]))
     for column in columns:
+        if column.beside is not None:  # Numbers first, then words.
+            for kind in (0.0, ""):
+                value = _operand(column.beside, listing.table, dialect, kind)
+                ordered = value.desc() if column.descending else value.asc()
+                statement = statement.order_by(value.is_(None), ordered)
+            continue
         key = _key(listing, column)
         if _nullable(listing, column):
             statement = statement.order_by(key.is_(None))

@@ -271,6 +271,7 @@ class Page(Serializable, Generic[Item]):
 
     items: list[Item]  # At most `page_size` of them
     next_page_token: str | None  # Give this as `page_token` for the next page; null on the last
+    total: int | None = None  # Items of the whole list, where `offset` was given
 
 
 @dataclass(frozen=True, slots=True)

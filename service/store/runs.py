@@ -10,8 +10,16 @@ from sqlalchemy import select
 
 from service.db import schema, statements
 from service.db.errors import NotFound
-from service.db.filters import Kind, Order, parse_filter, parse_order
-from service.db.listing import BESIDE_COLUMNS, RUN_NAMES, Listing, condition_sql, read_page
+from service.db.filters import Kind, Order, parse_order
+from service.db.listing import (
+    BESIDE_COLUMNS,
+    RUN_NAMES,
+    Listing,
+    condition_sql,
+    count_rows,
+    parse_run_filter,
+    read_page,
+)
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Attempt, LogLine, MeasurementRow, Page, Run
 from service.domain.states import RunState
@@ -96,6 +104,7 @@ class Runs(StorePart):
         order_by: str | None = None,
         page_size: int = 100,
         page_token: str | None = None,
+        offset: int | None = None,
         visible: Visibility = EVERYTHING,
     ) -> Page[Run]:
         """A page of runs: of one experiment in grid order, or of all, newest first.
@@ -108,15 +117,16 @@ class Runs(StorePart):
             schema.runs,
             statements.RUN_COLUMNS,
             {} if experiment_id is None else {"experiment_id": experiment_id},
-            parse_filter(filter or "", RUN_NAMES, beside=BESIDE_COLUMNS),
+            parse_run_filter(filter),
             parse_order(order_by, RUN_NAMES, default=default, beside=BESIDE_COLUMNS),
             visible,
         )
         with self.database.read() as connection:
             if experiment_id is not None:
                 read_experiment(connection, experiment_id)
-            rows, token = read_page(connection, listing, clamped(page_size), page_token)
-        return Page([Run.from_row(row) for row in rows], token)
+            rows, token = read_page(connection, listing, clamped(page_size), page_token, offset or 0)
+            total = None if offset is None else count_rows(connection, listing)
+        return Page([Run.from_row(row) for row in rows], token, total)
 
     def all_of(self, experiment_id: int, filter: str | None = None) -> list[Run]:
         """Every run of an experiment, in grid order."""
@@ -201,7 +211,7 @@ class Runs(StorePart):
         self, experiment_id: int | None, filter: str | None = None, visible: Visibility = EVERYTHING
     ) -> list[str]:
         """Declared figures that any of these runs ended with, besides the columns of runs."""
-        condition = parse_filter(filter or "", RUN_NAMES, beside=BESIDE_COLUMNS)
+        condition = parse_run_filter(filter)
         text = sa.type_coerce(schema.run_summaries.c.summary, sa.Text())
         with self.database.read() as connection:
             of_runs = schema.runs.join(schema.run_summaries, _r.id == schema.run_summaries.c.run_id)

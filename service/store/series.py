@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, func, select
 
 from service.db import schema
-from service.db.filters import parse_filter
-from service.db.listing import BESIDE_COLUMNS, RUN_NAMES, condition_sql
+from service.db.listing import condition_sql, parse_run_filter
 from service.db.schema import BUCKET_STEPS, runs
 from service.domain.grid import REFERENCE_CELL
 from service.domain.metrics import finite
@@ -188,7 +187,7 @@ class Series(StorePart):
 
     def begun_runs(self, experiment_id: int, filter: str | None = None) -> list[BegunRun]:
         """Runs of an experiment that have begun, in grid order, without reference runs."""
-        condition = parse_filter(filter or "", RUN_NAMES, beside=BESIDE_COLUMNS)
+        condition = parse_run_filter(filter)
         with self.database.read() as connection:
             read_experiment(connection, experiment_id)
             begun = (

@@ -317,8 +317,8 @@ def test_a_misspelt_column_is_answered_with_the_name_that_other_places_have(clie
     }.items():
         body = problem(client, "/runs", 400, "invalid-filter", filter=text)
         assert f"did you mean {meant}?" in body["detail"]
-    body = problem(client, "/runs", 400, "invalid-filter", order_by="test_accuracy")
-    assert "use a column, such as test_score" in body["detail"]
+    body = problem(client, "/runs", 400, "invalid-filter", order_by="test_acuracy")
+    assert "did you mean 'test_accuracy'?" in body["detail"]
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])

@@ -160,11 +160,38 @@ def test_figures_and_fields_filter_by_the_name_that_specs_and_tables_have(
         "deterministic = 'true'": [],
         "model.teacher is null and distillation.layer_map is null": [0, 1, 2, 3],
         "task.max_length >= 1 and model.name like 'm%'": [0, 1, 2, 3],
+        "batch = 8 and learning_rate < 5e-5": [0, 1],
+        "optimizer = adamw": [0, 1, 2, 3],
+        "succeeded": [0, 1, 2],
+        "adamw and not succeeded": [3],
+        "'0.9,0.98'": [0, 2],
     }.items():
         assert [run.index for run in store.runs.page(filter=text, order_by="index").items] == found, text
     assert store.runs.figure_names(None) == ["test_accuracy"]
     by_batch = store.runs.page(order_by="batch.global_size desc, index").items
     assert [run.index for run in by_batch] == [0, 1, 2, 3]
+    for order, found in {
+        "axis.optimizer.betas desc, learning_rate desc": [3, 1, 2, 0],
+        "optimizer.learning_rate desc, seed": [3, 2, 1, 0],
+        "test_accuracy desc": [1, 0, 2, 3],
+    }.items():
+        paged = every(store.runs.page, order_by=order, page_size=3)
+        assert [run.index for run in paged] == found, order
+
+
+@pytest.mark.parametrize("order_by", [None, "accuracy", "precision desc, seed", "axis.precision, seed"])
+def test_a_page_in_the_middle_is_that_of_the_whole_list(
+    store: Store, filled: list[Run], order_by: str | None
+) -> None:
+    whole = [run.id for run in store.runs.page(order_by=order_by).items]
+    for offset in (0, 1, len(whole) - 2, len(whole), len(whole) + 9):
+        page = store.runs.page(order_by=order_by, page_size=3, offset=offset)
+        assert [run.id for run in page.items] == whole[offset : offset + 3]
+        assert page.total == len(whole)
+        if page.next_page_token is not None:
+            after = store.runs.page(order_by=order_by, page_size=3, page_token=page.next_page_token)
+            assert [run.id for run in after.items] == whole[offset + 3 : offset + 6]
+            assert after.total is None
 
 
 def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> None:

@@ -44,6 +44,10 @@ SEED = Name("seed", Kind.number)
         ("precision not ilike 'FP%'", Not(Match(PRECISION, "FP%", True))),
         ("precision in ('a', \"b\")", OneOf(PRECISION, ("a", "b"))),
         ("accuracy not in (1, 2.5)", Not(OneOf(ACCURACY, (1, 2.5)))),
+        ("precision = fp16", Relation(PRECISION, "=", "fp16")),
+        ("precision = 16", Relation(PRECISION, "=", "16")),
+        ("precision != bert-base/v1.5", Relation(PRECISION, "!=", "bert-base/v1.5")),
+        ("precision in (fp16, run:12)", OneOf(PRECISION, ("fp16", "run:12"))),
         ("accuracy is null", IsNull(ACCURACY)),
         ("accuracy Is Not Null", Not(IsNull(ACCURACY))),
         ("axis.batch.global_size = 8", Relation(Name("batch.global_size", Kind.axis), "=", 8)),
@@ -76,8 +80,7 @@ def test_what_is_accepted(text: str, condition: Condition | None) -> None:
     [
         ("precison = 'a'", "position 1: unknown column 'precison'; did you mean 'precision'?"),
         ("accuracy > 'a'", "position 12: 'accuracy' is a number; write it without quotes"),
-        ("precision = fp16", "position 13: expected a quoted string or a number, found 'fp16'"),
-        ("precision = 16", "position 13: 'precision' is text; write 16 in quotes"),
+        ("precision = and", "position 13: expected a value, in quotes if it has spaces, found 'and'"),
         ("accuracy >", "position 11: expected a number, found the end"),
         ("accuracy > 1 seed = 2", "position 14: expected AND, OR or the end, found 'seed'"),
         ("(accuracy > 1", "position 14: expected AND, OR or ), found the end"),
@@ -107,6 +110,18 @@ def test_what_is_refused_and_what_is_said(text: str, said: str) -> None:
         parse_filter(text, NAMES)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_word_alone_is_looked_for_in_columns_and_axes() -> None:
+    def search(text: str) -> Condition | None:
+        return parse_filter(text, NAMES, searched=["precision"])
+
+    known = All((Not(IsNull(PRECISION)), Relation(PRECISION, "=", "fp32")))
+    fp32 = Any((known, Match(Name("point", Kind.text), '%"fp32"%', False)))
+    assert search("fp32") == search("'fp32'") == search("(fp32)") == fp32
+    assert search("not fp32 and seed = 1") == All((Not(fp32), Relation(SEED, "=", 1)))
+    with pytest.raises(FilterError, match="unknown column 'small'"):
+        search("small in vision")
 
 
 def test_axes_may_be_left_out() -> None:
