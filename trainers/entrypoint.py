@@ -78,9 +78,10 @@ def _train_one(
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
         from trainers.loop.assembly import assemble
-        from trainers.process import environment_restored, reset_process
+        from trainers.process import environment_restored, output_logged, reset_process
 
         stack.enter_context(environment_restored())
+        stack.enter_context(output_logged(sink))
         reset_process(config)
         trainer: Trainer | None = None
         try:

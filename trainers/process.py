@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import os
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TextIO
 
 import numpy as np
 import torch
 
 from trainers.config import RunConfig
 from trainers.device_kinds import free_caches, trained_on
+from trainers.reporting import Sink
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _NEVER = 2**31 - 1
+_LONGEST_LINE, _MOST_LINES = 4000, 10_000  # Of what is printed, in the log
 
 
 def reset_process(config: RunConfig) -> None:
@@ -49,6 +55,51 @@ def reset_process(config: RunConfig) -> None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     trim_memory()
+
+
+class _LoggedStream(io.TextIOBase):
+    """Writes to a stream, and each whole line to a log as well."""
+
+    def __init__(self, stream: TextIO, log: Callable[[str], None]) -> None:
+        self._stream, self._log = stream, log
+        self._begun, self._lines, self._logging = "", 0, False
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        if self._logging:
+            return len(text)  # By the log itself.
+        self._logging = True
+        try:
+            *lines, self._begun = (self._begun + text.replace("\r", "\n"))[-_LONGEST_LINE:].split("\n")
+            for line in filter(str.strip, lines):
+                self._lines += 1
+                if self._lines <= _MOST_LINES:
+                    self._log(line)
+                elif self._lines == _MOST_LINES + 1:
+                    self._log(f"more than {_MOST_LINES:,} lines were printed; the rest is left out")
+        finally:
+            self._logging = False
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def output_logged(sink: Sink) -> Iterator[None]:
+    """What Python prints meanwhile goes to the run's log as well: stdout as info, stderr as warning."""
+    out, err = (partial(sink.log, level) for level in ("info", "warning"))
+    with (
+        contextlib.redirect_stdout(_LoggedStream(sys.stdout, out)),
+        contextlib.redirect_stderr(_LoggedStream(sys.stderr, err)),
+    ):
+        yield
 
 
 def trim_memory() -> None:

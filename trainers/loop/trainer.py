@@ -80,8 +80,12 @@ class Trainer:
         """Trains to the end or until stopped; raises TrainingError, with no checkpoint in flight."""
         try:
             with self.model.replica.watched():
+                self.sink.log("info", f"begins at step {self.progress.step:,} of {self.total_steps:,}")
                 self._train()
-                return self._outcome()
+                outcome = self._outcome()
+                ended = "ended" if self.stopping is None else f"stopped ({self.stopping})"
+                self.sink.log("info", f"{ended} at step {self.progress.step:,} of {self.total_steps:,}")
+                return outcome
         except BaseException:
             self.saving.keep_last()
             raise
@@ -320,6 +324,8 @@ class Trainer:
         if step > self.scored_step:
             self.scored_step = step
             self.sink.points([Point(name, step, value) for name, value in scores.items()])
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+            self.sink.log("info", f"step {step:,} of {self.total_steps:,}: {figures}")
         if self.progress.best_step == step:
             self.saving.mark_best()
         self._say(self.working)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from trainers.data.batches import TrainingBatches
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
+from trainers.loop.trainer import Trainer
 from trainers.models import origin, student
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, Provenance, StopReason
@@ -141,6 +143,24 @@ def test_measurements_say_what_is_modelled(configure, recorder):
     modelled = {m.name for m in recorder.measurements if m.provenance is Provenance.modelled}
     of_training = {"train_cost_usd", "train_energy_kwh"}
     assert modelled == {"cost_usd", "energy_kwh", "window_energy_kwh"} | of_training
+
+
+def test_the_log_has_evaluations_the_end_and_what_is_printed(configure, recorder, monkeypatch, capsys):
+    evaluate = Trainer.evaluate
+
+    def evaluate_aloud(trainer):
+        print("half a line, ", end="")
+        print("and the rest")
+        sys.stderr.write("a warning\n")
+        evaluate(trainer)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate_aloud)
+    train(configure(), recorder, NeverStop())
+    assert recorder.logs[0] == "begins at step 0 of 6" and recorder.logs[-1] == "ended at step 6 of 6"
+    assert {"half a line, and the rest", "a warning"} <= set(recorder.logs)
+    assert any(line.startswith("step 6 of 6: ") and "accuracy 0." in line for line in recorder.logs)
+    print("afterwards")
+    assert "afterwards" not in recorder.logs and "half a line, and the rest" in capsys.readouterr().out
 
 
 def test_stop_ends_at_a_step_boundary_with_a_checkpoint(configure, recorder):
