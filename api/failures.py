@@ -22,6 +22,7 @@ from api.access import authenticated
 from api.guard import REQUEST_ID, SECURITY_HEADERS
 from api.login.sessions import login_instead
 from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, invalid, respond
+from api.routes import pages
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError, shortened
 from service.config.logs import about
@@ -136,13 +137,15 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         try:
             await authenticated(request)
         except ProblemError as refusal:
-            return respond(refusal, request.url.path)
+            return login_instead(request, refusal) or respond(refusal, request.url.path)
     allowed = ", ".join(_allowed(request))
     details = {
         "not-found": f"{request.url.path} does not exist; /docs lists the paths",
         "method-not-allowed": f"{request.url.path} takes only {allowed}",
         "body-too-large": f"the body exceeds {MAX_BYTES:,} bytes; refer to data by path",
     }
+    if slug == "not-found" and "text/html" in request.headers.get("Accept", ""):
+        return pages.missing_page()
     headers = {"Allow": allowed} if slug == "method-not-allowed" else error.headers
     problem = ProblemError(slug, details.get(slug, str(error.detail)), headers=headers)
     return respond(problem, request.url.path)

@@ -19,6 +19,7 @@ from api.access import PUBLIC_ANY_QUERY, SIGNED_IN, Caller
 from api.addresses import client_address
 from api.bodies import Decision
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.guard import LOOPBACK_NAMES
 from api.login.people import ensure_user
 from api.login.routes import NO_STORE
 from api.login.sessions import digest
@@ -86,7 +87,9 @@ async def device_code(
         scope,
         client_address(request) or None,
     )
-    page = f"{str(settings.url).rstrip('/')}/device"
+    # An address of this machine may be another's to the asker, who has found the server by the request's.
+    known = request.base_url if (settings.url.host or "").strip("[]") in LOOPBACK_NAMES else settings.url
+    page = f"{str(known).rstrip('/')}/device"
     return JSONResponse(
         {
             "device_code": device_secret,

@@ -35,6 +35,13 @@ def page() -> Response:
     return file("index.html")
 
 
+def missing_page() -> Response:
+    """The application, which says that this page does not exist."""
+    answer = page()
+    answer.status_code = 404
+    return answer
+
+
 def paths() -> Iterator[str]:
     """Yields the paths of the pages that `app.js` routes, such as `/runs/{id}/{tab}`."""
     source = _FILES["app.js"].read_text(encoding="utf-8")

@@ -149,11 +149,12 @@ ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
 def list_audit(
     store: StoreDep,
     chosen: ChosenRows,
-    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Rows after this id.")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Rows after this id, in the order.")] = 0,
+    newest_first: Annotated[bool, Query(description="From the newest row back.")] = False,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most rows in the answer.")] = 500,
 ) -> AuditPage:
-    """Who changed what, the oldest first."""
-    return store.audit.page(after=after, limit=limit, **chosen)
+    """Who changed what, the oldest first unless `newest_first`."""
+    return store.audit.page(after=after, newest_first=newest_first, limit=limit, **chosen)
 
 
 @router.get(

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _DEMO_SPEC = "demo.yaml"
-_TRAIN_TEXTS = 800
-_TEST_TEXTS = 400
 
 EndWithParent = Annotated[
     bool, typer.Option("--end-with-parent", hidden=True, help="Stop when standard input closes.")
@@ -123,7 +121,9 @@ def demo(
 ) -> None:
     """Take eight small runs from nothing to a comparison, in a temporary folder."""
     if texts is not None:
-        _write_texts(texts)
+        from service.local.local_service import write_demo_texts
+
+        write_demo_texts(texts)
         Answer({"texts": str(texts)}, f"texts written to {texts}").print(as_json=as_json)
         return
     with _StopRequests() as stop:
@@ -172,13 +172,6 @@ class _StopRequests:
             signal.signal(number, handler)
 
 
-def _write_texts(folder: Path) -> None:
-    from trainers.data.synthetic import write_corpus
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_corpus(folder, train=_TRAIN_TEXTS, test=_TEST_TEXTS, seed=0)
-
-
 def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
     """Returns whether every run succeeded; the folder stays, so that the results can be looked at."""
     from service.config.examples import examples_folder
@@ -192,8 +185,6 @@ def _run_demo(stop: _StopRequests, *, as_json: bool = False) -> bool:
     folder = Path(tempfile.mkdtemp(prefix="stillhouse-demo-")).resolve()
     os.environ.pop("RAY_ADDRESS", None)  # A cluster elsewhere could not read the temporary folder.
     note(f"demo in {folder}")
-    _write_texts(folder / "demo-texts")
-    note(f"generated {_TRAIN_TEXTS} training and {_TEST_TEXTS} test texts")
     settings = Settings(
         data_dir=folder,
         database_url=f"sqlite:///{folder / 'stillhouse.db'}",

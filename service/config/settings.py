@@ -20,6 +20,8 @@ from service.config.hosts import AllowedHosts
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 from trainers.config import Site
 
+EXAMPLE_DATA = "examples"  # Folder in `data_dir` with what examples read; the last of the data roots
+
 
 class LogFormat(StrEnum):
     text = "text"
@@ -138,7 +140,9 @@ class Settings(BaseSettings):
 
     def roots(self, kind: str) -> tuple[Path, ...]:
         text: str = getattr(self, f"{kind}_roots")
-        return tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
+        roots = tuple(Path(part).resolve() for part in text.split(os.pathsep) if part) or (Path.cwd(),)
+        examples = self.data_dir.resolve() / EXAMPLE_DATA
+        return (*roots, examples) if kind == "data" and examples.is_dir() and examples not in roots else roots
 
     def catalogue(self) -> Mapping[str, Hardware]:
         """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.

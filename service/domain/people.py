@@ -106,7 +106,7 @@ class AuditRow(StoredRecord):
 
 @dataclass(frozen=True, slots=True)
 class AuditPage(Serializable):
-    """Rows of the audit log, the oldest first."""
+    """Rows of the audit log, the oldest first unless `newest_first` was asked for."""
 
     items: list[AuditRow]  # At most `limit` of them
     next_after: int | None  # Give this as `after` for the rows that follow; null = these are the last

@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
-from service.config.settings import Settings
+from service.config.settings import EXAMPLE_DATA, Settings
 from service.local.local_ray import LocalRay, RayStartError, status_of
 
 _READY_TIMEOUT_S = 60.0
@@ -82,6 +83,9 @@ class LocalService:
         self._logs.mkdir(parents=True, exist_ok=True)
         port = _port(settings)
         self._migrate()
+        texts = settings.data_dir / EXAMPLE_DATA / "demo-texts"
+        if not texts.exists():
+            write_demo_texts(texts)
         self._report("starting Ray ...")
         ray_was_there = os.environ.get("RAY_ADDRESS") not in (None, "", "local", "auto")
         with ExitStack() as ends:
@@ -91,9 +95,10 @@ class LocalService:
                 raise ServiceStartError(str(error)) from None
             ends.callback(ray.stop)
             url = f"http://{_reachable(settings.host)}:{port}"
-            environment = _environment_of(
-                settings.model_copy(update={"port": port, "ray_dashboard_url": ray.dashboard_url})
-            )
+            known: dict[str, Any] = {"port": port, "ray_dashboard_url": ray.dashboard_url}
+            if "url" not in settings.model_fields_set:
+                known["url"] = url  # Of pages that people are sent to.
+            environment = _environment_of(settings.model_copy(update=known))
             self._report("starting the API and the scheduler ...")
             for name, module in (("api", ["api"]), ("scheduler", ["service.cli", "scheduler"])):
                 self._parts.append(self._spawn(name, module, environment))
@@ -177,6 +182,14 @@ def _environment_of(settings: Settings) -> dict[str, str]:
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         variables[f"STILLHOUSE_{name.upper()}"] = text
     return variables
+
+
+def write_demo_texts(folder: Path) -> None:
+    """Writes the texts of `examples/demo.yaml`."""
+    from trainers.data.synthetic import write_corpus
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_corpus(folder, train=800, test=400, seed=0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

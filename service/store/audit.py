@@ -59,6 +59,7 @@ class Audit(StorePart):
         self,
         *,
         after: int = 0,
+        newest_first: bool = False,
         limit: int = 500,
         since_s: float | None = None,
         until_s: float | None = None,
@@ -67,11 +68,13 @@ class Audit(StorePart):
         object_kind: str | None = None,
         object_id: str | None = None,
     ) -> AuditPage:
-        """Rows of the audit log, the oldest first, that follow the id `after`.
+        """Rows of the audit log, the oldest or the newest first, that follow the id `after` in that order.
 
         `action` is an action, or the part before its dot for all of that kind.
         """
-        statement = select(schema.audit).where(_a.id > after)
+        statement = select(schema.audit)
+        if after:
+            statement = statement.where(_a.id < after if newest_first else _a.id > after)
         if since_s is not None:
             statement = statement.where(_a.at_s >= since_s)
         if until_s is not None:
@@ -85,7 +88,8 @@ class Audit(StorePart):
             statement = statement.where(_a.object_kind == object_kind)
         if object_id is not None:
             statement = statement.where(_a.object_id == object_id)
-        rows = self.read_records(AuditRow, statement.order_by(_a.id).limit(limit + 1))
+        order = _a.id.desc() if newest_first else _a.id.asc()
+        rows = self.read_records(AuditRow, statement.order_by(order).limit(limit + 1))
         page = rows[:limit]
         return AuditPage(page, page[-1].id if len(rows) > limit else None)
 

@@ -32,6 +32,13 @@ def test_the_entity_tag_tells_the_encodings_apart(client: TestClient) -> None:
     assert len(tags) == 2
 
 
+def test_an_unknown_address_is_a_page_for_browsers_and_a_problem_for_clients(client: TestClient) -> None:
+    page = client.get("/nowhere", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (page.status_code, page.content) == (404, (STATIC / "index.html").read_bytes())
+    problem = client.get("/api/v1/nowhere")
+    assert (problem.status_code, problem.json()["type"]) == (404, "/problems/not-found")
+
+
 def test_the_scripts_of_all_pages_together_stay_small(client: TestClient) -> None:
     """150 KiB over the network, without plotly; what is drawn needs part of it."""
     scripts = [path.read_bytes() for path in STATIC.rglob("*.js")]

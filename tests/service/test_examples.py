@@ -12,10 +12,14 @@ import pytest
 from service.analysis.question import Question
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE
-from service.config.settings import Settings
+from service.config.settings import EXAMPLE_DATA, Settings
+from service.local.local_service import write_demo_texts
 from service.planner.preview import planned_runs
 from service.scheduling.admission import checked_plans, read_spec
+from service.specs.models import workspace_of
 from tests.service.analysis.building import run_table
+from trainers.data.sources import open_source
+from trainers.errors import BadDataError
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -29,6 +33,15 @@ def test_every_example_and_each_of_its_runs_is_valid(path: Path) -> None:
 
 def test_there_are_examples() -> None:
     assert {"demo", "ddp", "imdb", "optimizer"} <= {path.stem for path in EXAMPLES}
+
+
+def test_the_first_draft_reads_texts_that_every_service_keeps(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "home", data_roots=str(tmp_path))
+    spec = read_spec(EXAMPLES[0].with_name("demo.yaml").read_bytes(), CATALOGUE)
+    with pytest.raises(BadDataError, match="demo-texts"):
+        open_source(spec.task, workspace_of(settings))
+    write_demo_texts(settings.data_dir / EXAMPLE_DATA / "demo-texts")
+    open_source(spec.task, workspace_of(settings))
 
 
 QUESTION = EXAMPLES[0].with_name("research-question.yaml")

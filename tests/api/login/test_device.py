@@ -107,6 +107,11 @@ def test_a_device_that_polls_too_fast_is_slowed_down(device: TestClient, clock: 
     assert error_of(poll(device, begun)) == "authorization_pending"
 
 
+def test_a_device_is_sent_to_the_port_at_which_it_found_the_server(closed: FastAPI) -> None:
+    device = TestClient(closed, base_url="http://127.0.0.1:8463")
+    assert begin(device)["verification_uri"] == "http://127.0.0.1:8463/device"
+
+
 def test_an_expired_code_gives_nothing(
     browser: TestClient, device: TestClient, closed: FastAPI, clock: Clock
 ) -> None:
