@@ -34,6 +34,7 @@ route("/projects/:name?", () => import("./views/projects.js"));
 route("/people", () => import("./views/people.js"));
 route("/tokens", () => import("./views/tokens.js"));
 route("/audit", () => import("./views/audit.js"));
+route("/deleted", () => import("./views/deleted.js"));
 route("/account", () => import("./views/account.js"));
 
 function markPage() {
@@ -41,7 +42,7 @@ function markPage() {
     const path = link.getAttribute("href");
     const own =
       path === "/"
-        ? /^\/($|experiments|runs|compare)/.test(location.pathname)
+        ? /^\/($|experiments|runs|compare|deleted)/.test(location.pathname)
         : location.pathname.startsWith(path);
     if (own) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

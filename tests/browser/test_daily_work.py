@@ -15,9 +15,9 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
-from service.store import NewExperiment, Store
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.api.conftest import running
-from tests.browser.conftest import ready
+from tests.browser.conftest import ready, trained
 from trainers.errors import FailureClass
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,8 @@ class House:
     store: Store
     mixed: int  # Experiment of 12 runs, of which 9 succeeded and 3 failed
     waiting: int  # Experiment "small in vision" of one run that waits
+    wide: int  # Experiment of 2,000 runs that wait
+    live: int  # Experiment of eight runs that train
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,10 @@ def house(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> It
             store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
     store.drivers.finish_experiment(mixed, 1, ExperimentState.incomplete, all_ended=True)
     waiting = submitted(store, "small in vision")
+    wide = submitted(store, "wide", axes={"batch.global_size": [16, 8]}, seeds=1000)
+    live = trained(store, done=False, changes={"name": "live", "queue": {"priority": 90}})
     with running(app) as url:
-        yield House(url, store, mixed, waiting)
+        yield House(url, store, mixed, waiting, wide, live)
 
 
 def submitted(store: Store, name: str, *, axes: dict[str, list[object]] | None = None, seeds: int = 1) -> int:
@@ -78,3 +82,176 @@ def test_failed_runs_are_counted_found_and_retried(page: Page, house: House) -> 
     expect(page.locator("main .state").first).to_have_text("queued")
     expect(page.locator(".runs-by-state")).to_contain_text("9 succeeded, 3 queued")
     assert house.store.experiments.run_counts(house.mixed)[RunState.succeeded] == 9
+
+
+def test_a_long_table_shows_its_rows_wherever_one_jumps(page: Page, house: House) -> None:
+    page.goto(f"{house.url}/experiments/{house.wide}/runs")
+    ready(page)
+    ids = [run.id for run in house.store.runs.all_of(house.wide)]
+    table = page.get_by_role("region", name="Runs")
+    cell = table.locator("tbody tr:not(.gap) a")
+    expect(table).to_contain_text("seed")
+    table.evaluate("node => { node.scrollTop = node.scrollHeight; }")
+    expect(cell.last).to_have_text(str(ids[-1]))
+    table.evaluate("node => { node.scrollTop = 0; }")
+    expect(cell.first).to_have_text(str(ids[0]))
+    dragged = """async node => {
+      for (let part = 0; part <= 40; part++) {
+        node.scrollTop = ((node.scrollHeight - node.clientHeight) * (part % 2 ? part : 40 - part)) / 61;
+        await new Promise(requestAnimationFrame);
+      }
+    }"""
+    table.evaluate(dragged)
+    expect(table.get_by_text("…", exact=True)).to_have_count(0)
+    table.evaluate("node => { node.scrollTop = 1000 * 34; }")
+    expect(table.get_by_role("link", name=str(ids[1000]), exact=True)).to_be_visible()
+    page.get_by_role("button", name="batch.global_size").click()
+    expect(table.locator("tbody tr:not(.gap)").first.locator("td").nth(2)).to_have_text("8")
+    table.evaluate("node => { node.scrollTop = node.scrollHeight; }")
+    expect(cell.last).to_have_text(str(ids[999]))
+
+
+def test_words_on_the_page_are_words_of_filters(page: Page, house: House) -> None:
+    page.goto(f"{house.url}/experiments/{house.mixed}/runs")
+    ready(page)
+    rows = page.locator("table[aria-label=Runs] tbody tr:not(.gap)")
+    search = page.get_by_role("combobox", name="Filter")
+    for typed, count in {
+        "loss < 0.35": 5, "train_loss < 0.35": 5, "fp32": 6, "precision = fp32 and loss < 0.35": 3,
+        "failed": 3, "batch > 1": 12, "cost > 1": 0, "out_of_memory": 3,
+    }.items():  # fmt: skip
+        search.fill(typed)
+        expect(rows, typed).to_have_count(count)
+        expect(page.get_by_role("alert")).to_have_count(0)
+    search.fill("precison = fp32")
+    expect(page.get_by_role("alert")).to_contain_text("did you mean 'precision'?")
+    search.fill("accuracy > 0.8 and sta")
+    offered = page.locator("datalist option")
+    expect(offered.first).to_have_attribute("value", "accuracy > 0.8 and state")
+    search.fill("state = f")
+    expect(offered).to_have_count(1)
+    search.fill("")
+    for title in page.locator("table[aria-label=Runs] th button").all_inner_texts():
+        page.get_by_role("button", name=title, exact=True).click()
+        expect(rows).to_have_count(12)
+        expect(page.locator("th[aria-sort]")).to_contain_text(title)
+
+
+def test_a_name_with_words_of_the_grammar_is_searched_for(page: Page, house: House) -> None:
+    page.goto(house.url)
+    ready(page)
+    search = page.get_by_role("combobox", name="Search")
+    names = page.locator("table[aria-label=Experiments] tbody tr:not(.gap) td:nth-child(3) a")
+    for typed, found in {
+        "small in vision": ["small in vision"],
+        "owner = ada and state = running": ["live"],
+    }.items():
+        search.fill(typed)
+        expect(names).to_have_text(found)
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_zoom_stays_while_lines_grow(page: Page, house: House) -> None:
+    page.goto(f"{house.url}/experiments/{house.live}/curves?metric=loss&by=run")
+    ready(page)
+    page.wait_for_selector("figure[data-drawn]")
+    expect(page.locator("#live")).to_have_text("live")
+    shown = "document.querySelector('figure .plot').layout.xaxis.range.join()"
+    whole = page.evaluate(shown)
+    box = page.locator("figure .nsewdrag").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] / 4, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, middle, steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"() => {shown} !== '{whole}'")
+    zoomed = page.evaluate(shown)
+    page.evaluate("""() => {
+      window.built = 0;
+      const react = Plotly.react;
+      Plotly.react = (...given) => { window.built++; return react(...given); };
+    }""")
+    run = house.store.runs.all_of(house.live)[0]
+    for step in range(61, 66):
+        batch = PointBatch(run.id, 1, "loss", [step], [0.1], [2e9 + step])
+        house.store.recording.record(RecordBatch(points=[batch]))
+    page.wait_for_function(
+        "() => document.querySelector('figure .plot').data.some(trace => trace.x.at(-1) === 65)"
+    )
+    assert page.evaluate("window.built") == 0, "points were added to the figure, which was not built again"
+    assert page.evaluate(shown) == zoomed
+    page.evaluate("dispatchEvent(new Event('theme'))")
+    page.wait_for_function("() => window.built > 0")
+    assert page.evaluate(shown) == zoomed, "and building it again keeps the zoom"
+
+
+def test_back_comes_back_to_the_row_that_was_left(page: Page, house: House) -> None:
+    page.goto(f"{house.url}/experiments/{house.wide}/runs")
+    ready(page)
+    table = page.get_by_role("region", name="Runs")
+    table.evaluate("node => { node.scrollTop = 1200 * 34; }")
+    link = table.get_by_role("link", name=str(house.store.runs.all_of(house.wide)[1203].id), exact=True)
+    link.click()
+    ready(page)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Run")
+    page.go_back()
+    expect(link).to_be_in_viewport()
+
+
+def test_notes_are_markdown_and_never_markup(page: Page, house: House) -> None:
+    house.store.requests.annotate(
+        house.mixed,
+        "**Best** so far:\n\n- [paper](https://example.org/p)\n- `lr` <img src=x onerror=alert(1)>",
+    )
+    page.goto(f"{house.url}/experiments/{house.mixed}")
+    ready(page)
+    notes = page.locator(".notes")
+    expect(notes.locator("strong")).to_have_text("Best")
+    expect(notes.locator("li a")).to_have_attribute("href", "https://example.org/p")
+    expect(notes.locator("li").nth(1)).to_have_text("lr <img src=x onerror=alert(1)>")
+    expect(notes.locator("img")).to_have_count(0)
+
+
+def test_a_deleted_experiment_is_restored_from_its_place(page: Page, house: House) -> None:
+    gone = submitted(house.store, "gone")
+    house.store.requests.cancel(gone)
+    house.store.removal.delete(gone)
+    page.goto(house.url)
+    ready(page)
+    page.get_by_role("link", name="Deleted").click()
+    page.get_by_role("button", name="Restore gone").click()
+    page.wait_for_url(f"{house.url}/experiments/{gone}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("gone")
+
+
+def test_an_unknown_address_is_a_page_and_a_printed_table_has_its_titles(page: Page, house: House) -> None:
+    answer = page.goto(f"{house.url}/nowhere")
+    assert answer is not None and answer.status == 404
+    expect(page.get_by_text("This page does not exist")).to_be_visible()
+    page.goto(f"{house.url}/experiments/{house.mixed}/runs")
+    ready(page)
+    page.emulate_media(media="print")
+    expect(page.get_by_role("columnheader", name="train_loss").get_by_text("train_loss")).to_be_visible()
+    page.goto(house.url)
+    ready(page)
+    clipped = "getComputedStyle(document.querySelector('td.box')).textOverflow"
+    assert page.evaluate(clipped) == "clip", "a box is not followed by an ellipsis"
+
+
+def test_a_page_says_why_it_is_empty_and_recovers(page: Page, house: House) -> None:
+    page.goto(house.url)
+    ready(page)
+    page.route("**/api/v1/experiments*", lambda route: route.abort())
+    page.route("**/healthz", lambda route: route.abort())
+    page.get_by_role("link", name="Queue", exact=True).click()
+    page.get_by_role("link", name="Experiments", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    page.unroute("**/api/v1/experiments*")
+    page.unroute("**/healthz")
+    expect(page.locator("table[aria-label=Experiments]")).to_contain_text("mixed")
+    page.context.set_offline(True)
+    page.get_by_role("link", name="Hardware").click()
+    expect(page.get_by_role("alert")).to_contain_text("You are offline")
+    page.context.set_offline(False)
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Hardware")

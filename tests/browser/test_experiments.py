@@ -26,7 +26,7 @@ def test_experiments_are_found_and_the_address_keeps_how(
 ) -> None:
     page.goto(site)
     ready(page)
-    page.get_by_role("searchbox").fill("precision")
+    page.locator("input[type=search]").fill("precision")
     expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(2)
     page.get_by_role("combobox", name="State").select_option("succeeded")
     expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(1)
@@ -46,7 +46,7 @@ def test_a_wrong_filter_says_what_is_wrong_and_stays_to_be_mended(
     ready(page)
     expect(page.get_by_role("alert")).to_contain_text("colour")
     looked_at("experiments-wrong-filter")
-    page.get_by_role("searchbox").fill("")
+    page.locator("input[type=search]").fill("")
     expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(4)
 
 
@@ -76,9 +76,13 @@ def test_costs_are_columns_that_follow_what_runs(page: Page, site: str, seeded: 
     page.get_by_role("checkbox", name="forecast of the rest").check()
     rows = page.locator("table[aria-label=Experiments] tbody tr:not(.gap)")
     running = rows.filter(has_text="precision again").locator("td")
-    expect(running.nth(11)).to_have_text("0.00 USD")  # All its steps are made.
+    expect(running.nth(11)).to_have_text("$0.00")  # All its steps are made.
     expect(rows.filter(has_text="waiting").locator("td").nth(11)).to_have_text("–")
-    expect(running.nth(10)).to_contain_text("USD")
+    for order in ("ascending", "descending"):
+        page.get_by_role("button", name="cost so far").click()
+        expect(page.locator(f"th[aria-sort={order}]")).to_be_visible()
+    expect(rows.first).to_contain_text("precision")
+    expect(running.nth(10)).to_contain_text("$")
     before = running.nth(10).inner_text()
     expect(running.nth(10)).not_to_have_text(before, timeout=15_000)
 
@@ -125,20 +129,20 @@ def test_runs_are_filtered_sorted_gathered_and_pinned(
     ready(page)
     rows = page.locator("table[aria-label=Runs] tbody tr:not(.gap)")
     expect(rows).to_have_count(8)
-    page.get_by_role("searchbox").fill("axis.precision = 'bf16'")
+    page.locator("input[type=search]").fill("axis.precision = 'bf16'")
     expect(rows).to_have_count(4)
     page.get_by_role("button", name="seed").click()
     expect(rows.first.locator("td").nth(4)).to_have_text("0")
-    page.get_by_role("searchbox").fill("")
+    page.locator("input[type=search]").fill("")
     expect(rows).to_have_count(8)
-    page.get_by_label("Together by").select_option("batch.global_size")
+    page.get_by_label("Group by").select_option("batch.global_size")
     page.get_by_role("button", name="Pin run 8").click()
     expect(rows.first.locator("a")).to_have_text("8")
     expect(page.get_by_role("button", name="Pin run 8")).to_have_attribute("aria-pressed", "true")
     sizes = [row.locator("td").nth(3).inner_text() for row in rows.all()[1:]]
     assert sizes == sorted(sizes)
     looked_at("runs")
-    page.get_by_role("searchbox").fill("nonsense = 1")
+    page.locator("input[type=search]").fill("nonsense = 1")
     expect(page.get_by_role("alert")).to_contain_text("nonsense")
 
 

@@ -42,8 +42,10 @@ test("a duration has its two largest units", () => {
 });
 
 test("money, energy, bytes and shares keep small amounts readable", () => {
-  assert.equal(money(0.0123), "12.3 mUSD");
-  assert.equal(money(12), "12.00 USD");
+  assert.equal(money(0.0123), "$0.0123");
+  assert.equal(money(0.00018305), "$0.000183");
+  assert.equal(money(-0.5), "−$0.50");
+  assert.equal(money(12), "$12.00");
   assert.equal(energy(0.05), "50 Wh");
   assert.equal(bytes(3 * 2 ** 30), "3 GiB");
   assert.equal(percent(0.125, 1), "12.5 %");
@@ -51,7 +53,7 @@ test("money, energy, bytes and shares keep small amounts readable", () => {
 });
 
 test("a metric is written in the unit that its name ends in", () => {
-  assert.equal(metric("total_cost_usd", 2), "2.00 USD");
+  assert.equal(metric("total_cost_usd", 2), "$2.00");
   assert.equal(metric("train_time_s", 90), "1 min 30 s");
   assert.equal(metric("accuracy", 0.91234), "0.9123");
 });

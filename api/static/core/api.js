@@ -30,16 +30,25 @@ export function address(path, parameters = {}) {
   return `/api/v1${path}${text ? `?${text}` : ""}`;
 }
 
+/** Why nothing answers: this machine has no network, or the server does not run. */
+export const unreachable = () =>
+  new ApiError(
+    0,
+    navigator.onLine
+      ? {
+          title: "The server does not answer",
+          detail: "It may be restarting; this page tries again by itself.",
+        }
+      : { title: "You are offline", detail: "This page continues once there is a network again." },
+  );
+
 async function asked(path, options) {
   let answer;
   try {
     answer = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, {
-      title: "The server cannot be reached",
-      detail: "the server cannot be reached; is it running?",
-    });
+    throw unreachable();
   }
   if (answer.status === 401) return logInAgain();
   if (answer.ok) return answer;

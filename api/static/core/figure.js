@@ -4,8 +4,9 @@ import { h, replace } from "./dom.js";
 import { count, number } from "./format.js";
 
 const SCRIPT = "/static/vendor/plotly.min.js";
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-const MOST_ROWS = 200;
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false };
+const MOST_ROWS = 200,
+  LIVE_MS = 1000;
 
 let loaded = null;
 
@@ -63,6 +64,8 @@ function themed(layout) {
   return {
     ...layout,
     autosize: true,
+    // What the reader zoomed or hid stays while the axes mean the same.
+    uirevision: JSON.stringify([layout.xaxis, layout.yaxis].map(each => [each?.title?.text, each?.type])),
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 13, color: text },
@@ -109,7 +112,12 @@ async function paint(container) {
     { data: isDark() ? brighter(one.data) : one.data, layout: themed(one.layout) },
     plot.clientWidth,
   );
-  await Plotly.react(plot, data, layout, CONFIG);
+  shown.get(container).grown.clear(); // The figure has these points by now.
+  // Lines get arrays of their own, to which live points are added.
+  const own = data.map(trace =>
+    trace.meta?.part === "line" ? { ...trace, x: [...trace.x], y: [...trace.y] } : trace,
+  );
+  await Plotly.react(plot, own, layout, CONFIG);
   for (const kind of ["plotly_click", "plotly_selected", "plotly_deselect"]) plot.removeAllListeners?.(kind);
   if (handlers.onClick) plot.on("plotly_click", event => handlers.onClick(event.points));
   if (handlers.onSelect) {
@@ -147,6 +155,8 @@ export async function figure(container, one, { onClick, onSelect, captioned = fa
       plot: h("div", { class: "plot", role: "img" }),
       words: h("figcaption"),
       table: h("details", { class: "as-table" }),
+      grown: new Map(),
+      growing: null,
     };
     entry.table.addEventListener("toggle", () => {
       if (entry.table.open && entry.table.children.length < 2) entry.table.append(table(entry.one));
@@ -167,16 +177,26 @@ export async function figure(container, one, { onClick, onSelect, captioned = fa
 export function extended(container, add) {
   const entry = shown.get(container);
   if (!entry) return;
-  let changed = false;
-  const data = entry.one.data.map(trace => {
+  entry.one.data.forEach((trace, place) => {
     const point = add(trace);
-    changed ||= Boolean(point);
-    return point ? { ...trace, x: [...trace.x, point[0]], y: [...trace.y, point[1]] } : trace;
+    if (!point) return;
+    trace.x.push(point[0]);
+    trace.y.push(point[1]);
+    if (!entry.grown.has(place)) entry.grown.set(place, [[], []]);
+    entry.grown.get(place).forEach((values, axis) => values.push(point[axis]));
   });
-  if (changed) {
-    entry.one = { ...entry.one, data };
-    paint(container);
-  }
+  if (entry.grown.size) entry.growing ||= setTimeout(() => grow(container, entry), LIVE_MS);
+}
+
+/** Draws the points that came since, however many, without building the figure again. */
+async function grow(container, entry) {
+  entry.growing = null;
+  const Plotly = await plotly();
+  if (shown.get(container) !== entry || !entry.plot.isConnected || !entry.grown.size) return;
+  const places = [...entry.grown.keys()],
+    points = [...entry.grown.values()];
+  entry.grown.clear();
+  await Plotly.extendTraces(entry.plot, { x: points.map(([x]) => x), y: points.map(([, y]) => y) }, places);
 }
 
 const named = trace =>

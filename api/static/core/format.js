@@ -58,12 +58,14 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 1440)} d ${Math.floor((minutes % 1440) / 60)} h`;
 }
 
-/** US dollars; small amounts in thousandths, so that they can be compared. */
+/** US dollars; small amounts to three digits, never with an exponent. */
 export function money(usd) {
   const given = numeric(usd);
   if (!Number.isFinite(given)) return NOTHING;
-  if (given !== 0 && Math.abs(given) < 0.1) return `${number(1000 * given, "mUSD", 3)}`;
-  return `${formatter(2, 2).format(given)} USD`;
+  const sign = given < 0 ? "−" : "",
+    size = Math.abs(given),
+    digits = size && size < 0.1 ? Math.min(20, 2 - Math.floor(Math.log10(size))) : 2;
+  return `${sign}$${formatter(2, digits).format(size)}`;
 }
 
 /** Energy in kWh or Wh. */

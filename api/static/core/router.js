@@ -1,5 +1,7 @@
 // Pages have paths, and whatever of a page one would share is in its query.
 
+import { unreachable } from "./api.js";
+
 const routes = [];
 let leave = () => {};
 let turn = 0;
@@ -29,11 +31,27 @@ export function setQuery(changes, { push = false } = {}) {
   const text = parameters.toString();
   const path = location.pathname + (text ? `?${text}` : "");
   if (path !== location.pathname + location.search)
-    history[push ? "pushState" : "replaceState"](null, "", path);
+    history[push ? "pushState" : "replaceState"](push ? null : history.state, "", path);
+}
+
+/** Where the page and its tables are scrolled to, so that *Back* comes back there. */
+const scrolled = () => ({
+  page: scrollY,
+  tables: [...area.querySelectorAll(".table-scroll")].map(node => node.scrollTop),
+});
+
+async function comeBack({ state }) {
+  await open();
+  if (!state?.tables) return;
+  scrollTo(0, state.page);
+  area
+    .querySelectorAll(".table-scroll")
+    .forEach((node, place) => (node.scrollTop = state.tables[place] ?? 0));
 }
 
 /** Goes to a page of the application. */
 export function go(path, { replace = false } = {}) {
+  if (!replace) history.replaceState(scrolled(), "");
   history[replace ? "replaceState" : "pushState"](null, "", path);
   return open();
 }
@@ -46,7 +64,8 @@ export function go(path, { replace = false } = {}) {
 export function start(main, views) {
   area = main;
   own = views;
-  addEventListener("popstate", open);
+  history.scrollRestoration = "manual";
+  addEventListener("popstate", comeBack);
   document.addEventListener("click", event => {
     /** @type {HTMLAnchorElement} */
     const anchor = /** @type {Element} */ (event.target).closest?.("a[href]");
@@ -116,7 +135,10 @@ export async function open() {
     own.opened(shown?.title);
   } catch (error) {
     if (mine !== turn || error.name === "AbortError") return;
-    own.failed(area, error, open);
+    // A module that cannot be loaded says so in the browser's words, and is not asked for again by this page.
+    if (/dynamically imported|module script/.test(error.message))
+      own.failed(area, unreachable(), () => location.reload());
+    else own.failed(area, error, open);
     own.opened(null);
   }
   area.setAttribute("aria-busy", "false");

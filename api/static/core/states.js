@@ -13,14 +13,29 @@ export const empty = (text, ...action) =>
 /** What went wrong, with a button that tries again. */
 export function failed(error, retry) {
   if (error instanceof ApiError && error.status === 403) return forbidden(error);
-  return h(
+  const node = h(
     "div",
     { class: "card pad problem", role: "alert" },
     h("p", { class: "strong" }, error.title || "This did not work"),
     h("p", {}, error.message),
     retry ? h("p", {}, h("button", { type: "button", onclick: () => retry() }, "Try again")) : null,
   );
+  if (retry && error instanceof ApiError && error.status === 0) whenReachable(node, retry);
+  return node;
 }
+
+/** Tries again as soon as the server answers, while what went wrong is still shown. */
+function whenReachable(node, retry) {
+  const timer = setInterval(async () => {
+    if (!node.isConnected) return clearInterval(timer);
+    const answer = await fetch("/healthz", { cache: "no-store" }).catch(() => null);
+    if (!answer?.ok || !node.isConnected) return;
+    clearInterval(timer);
+    retry();
+  }, RETRY_MS);
+}
+
+const RETRY_MS = 2000;
 
 /** What one may not see or do, and who can change that. */
 export const forbidden = error =>

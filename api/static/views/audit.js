@@ -73,7 +73,8 @@ export async function show(main, parameters, { signal }) {
       );
       return view(
         panel,
-        () => get("/audit", { ...filter, since_s: since(), after, limit: PAGE }, { signal }),
+        () =>
+          get("/audit", { ...filter, since_s: since(), after, newest_first: true, limit: PAGE }, { signal }),
         page => [
           shortTable(
             "Audit log",
@@ -81,7 +82,7 @@ export async function show(main, parameters, { signal }) {
               ["#", one => one.id, "num"],
               ["When", one => when(one.at_s)],
               ["Who", one => one.actor],
-              ["With", one => (one.token_id ? `token ${one.token_id}` : "session")],
+              ["Token", one => one.token_id ?? "–"],
               ["From", one => one.address || "–"],
               ["Action", one => h("code", {}, one.action)],
               [

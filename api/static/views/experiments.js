@@ -2,14 +2,16 @@
 
 import { get } from "../core/api.js";
 import { debounced, h, replace } from "../core/dom.js";
-import { duration, EXPERIMENT_STATES, money, relative, state, when } from "../core/format.js";
+import { duration, EXPERIMENT_STATES, money, numeric, relative, state, when } from "../core/format.js";
 import { go, query, setQuery } from "../core/router.js";
 import { empty, failure } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
 import { VirtualTable } from "../core/table.js";
-import { every, runsByState } from "./parts.js";
+import { every, filterInput, runsByState } from "./parts.js";
 import { savedViews } from "./saved.js";
 
+const COST_OF = { cost: one => one.cost?.so_far_usd, rest: one => one.cost?.rest_usd },
+  MOST_ORDERED = 2000;
 const READ_AGAIN_MS = 3000,
   TICK_S = 10,
   PAGE = 200,
@@ -23,7 +25,7 @@ const COLUMNS = [
   {
     key: "name",
     title: "name",
-    width: 250,
+    width: 220,
     sortable: true,
     first: true,
     render: one => h("a", { href: `/experiments/${one.id}`, title: one.name }, one.name),
@@ -32,7 +34,7 @@ const COLUMNS = [
   {
     key: "runs",
     title: "runs",
-    width: 270,
+    width: 320,
     first: true,
     render: runsByState,
   },
@@ -47,7 +49,7 @@ const COLUMNS = [
   },
   {
     key: "created_s",
-    title: "submitted",
+    title: "created_s",
     width: 130,
     sortable: true,
     first: true,
@@ -62,7 +64,7 @@ const COLUMNS = [
     first: true,
     render: one => duration(lasted(one)),
   },
-  { key: "ended_s", title: "ended", width: 140, sortable: true, render: one => when(one.ended_s) },
+  { key: "ended_s", title: "ended_s", width: 140, sortable: true, render: one => when(one.ended_s) },
   {
     key: "priority",
     title: "priority",
@@ -83,6 +85,7 @@ const COLUMNS = [
     title: "cost so far",
     numeric: true,
     width: 130,
+    sortable: true,
     costs: true,
     render: one => money(one.cost?.so_far_usd),
   },
@@ -90,7 +93,8 @@ const COLUMNS = [
     key: "rest",
     title: "forecast of the rest",
     numeric: true,
-    width: 160,
+    width: 170,
+    sortable: true,
     costs: true,
     render: one => money(one.cost?.rest_usd),
   },
@@ -108,12 +112,28 @@ function chosenColumns() {
   return chosen.length ? chosen : COLUMNS.filter(column => column.first);
 }
 
-/** The filter of the address: what was typed, and the state that was chosen. */
+/** What a filter may hold. */
+const WORDS = {
+  names:
+    "id name owner state priority failure_class created_s queued_s started_s ended_s project pool run_count tags notes".split(
+      " ",
+    ),
+  values: name => (name === "state" ? EXPERIMENT_STATES : []),
+};
+
+const COMPARES = /[=<>]|\b(not\s+)?(i?like\s+['"]|in\s*\(|is\s+(not\s+)?null\b)/i;
+
+/** The filter of the address: what was typed, and the state that was chosen. Words without a comparison are searched for. */
 function filterOf(parameters) {
   const typed = (parameters.get("filter") || "").trim(),
     chosen = parameters.get("state");
+  const pattern = `'%${typed.replaceAll("'", "''")}%'`;
   const words =
-    typed && !/[=<>]|\b(like|in|is)\b/i.test(typed) ? `name LIKE '%${typed.replaceAll("'", "''")}%'` : typed;
+    typed && !COMPARES.test(typed)
+      ? `(${["name", "owner", "tags"].map(column => `${column} ILIKE ${pattern}`).join(" or ")})`
+      : typed && chosen
+        ? `(${typed})`
+        : typed;
   return [words, chosen ? `state = '${chosen}'` : ""].filter(Boolean).join(" and ");
 }
 
@@ -142,18 +162,34 @@ export async function show(main, _parameters, { signal }) {
       compare.textContent = `Compare ${keys.size}`;
     },
   });
-  const read = () =>
+  const ask = more =>
     get(
       "/experiments",
       {
         page_size: PAGE,
-        page_token: tokens.at(-1),
         filter: filterOf(query()),
-        order_by: orders,
         costs: table.columns.some(column => column.costs) || null,
+        ...more,
       },
       { signal },
     );
+  const read = async () => {
+    const by = COST_OF[orders?.split(" ")[0]];
+    if (!by) return ask({ page_token: tokens.at(-1), order_by: orders });
+    // Costs are summed from the ledger for each page, so that all have to be read to order them.
+    const items = [];
+    let token = null;
+    do {
+      const page = await ask({ page_size: MOST_ORDERED / 2, page_token: token, costs: true });
+      items.push(...page.items);
+      token = page.next_page_token;
+    } while (token && items.length < MOST_ORDERED);
+    const sign = orders.endsWith("desc") ? -1 : 1,
+      least = sign * Infinity; // What has no cost comes last.
+    const value = one => (Number.isFinite(numeric(by(one))) ? numeric(by(one)) : least);
+    items.sort((a, b) => sign * (value(a) - value(b)) || b.id - a.id);
+    return { items, next_page_token: null, cut: Boolean(token) };
+  };
   const draw = page => {
     const filtered = Boolean(filterOf(query()));
     rows = page.items;
@@ -163,7 +199,9 @@ export async function show(main, _parameters, { signal }) {
     replace(
       note,
       page.items.length
-        ? null
+        ? page.cut
+          ? h("p", { class: "quiet" }, `The newest ${MOST_ORDERED} are in this order.`)
+          : null
         : filtered
           ? empty(
               "No experiment matches.",
@@ -186,7 +224,7 @@ export async function show(main, _parameters, { signal }) {
                 refresh();
               },
             },
-            "Back",
+            "Previous page",
           )
         : null,
       page.next_page_token
@@ -199,7 +237,7 @@ export async function show(main, _parameters, { signal }) {
                 refresh();
               },
             },
-            "Further",
+            "Next page",
           )
         : null,
     );
@@ -224,7 +262,7 @@ export async function show(main, _parameters, { signal }) {
     main,
     h("h1", {}, "Experiments"),
     tools({ changed, refresh, table, signal }),
-    h("p", { class: "tools" }, compare),
+    h("p", { class: "tools" }, compare, h("a", { href: "/deleted" }, "Deleted")),
     note,
     table.node,
     pager,
@@ -291,14 +329,8 @@ function tools({ changed, refresh, table, signal }) {
     h(
       "label",
       { class: "field grow" },
-      "Search, or filter like owner = 'ada' and created_s > 0",
-      h("input", {
-        type: "search",
-        value: query().get("filter") || "",
-        placeholder: "name",
-        oninput: typed,
-        spellcheck: "false",
-      }),
+      "Search, or filter such as owner = ada and priority > 50",
+      filterInput(query().get("filter") || "", typed, WORDS, { placeholder: "name, owner or tag" }),
     ),
     h(
       "label",

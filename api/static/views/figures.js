@@ -108,7 +108,7 @@ export const metricOptions = metrics =>
 export const filterField = (view, set) =>
   field("filter", view.filter, filter => set({ filter }), {
     class: "filter",
-    placeholder: "precision = 'bf16' and seed < 3",
+    placeholder: "precision = bf16 and seed < 3",
     spellcheck: "false",
   });
 
@@ -222,10 +222,16 @@ export async function drawFigure(
 export function seldom(call, wait, signal) {
   let timer = null;
   signal.addEventListener("abort", () => clearTimeout(timer));
-  const turn = () => {
+  let busy = false;
+  const turn = async () => {
     timer = null;
-    if (document.hidden) later();
-    else call();
+    if (document.hidden || busy) return later(); // A slow answer is waited for, not asked for again.
+    busy = true;
+    try {
+      await call();
+    } finally {
+      busy = false;
+    }
   };
   const later = () => {
     timer ||= setTimeout(turn, wait);

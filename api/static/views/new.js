@@ -213,10 +213,10 @@ export async function show(main, parameters, { signal }) {
 
   const begin = choice(
     "example",
-    [["", "Begin with …"], ...examples.map(({ name, title }) => [name, `${name}: ${title}`])],
+    [["", "Start from …"], ...examples.map(({ name, title }) => [name, `${name}: ${title}`])],
     query().get("example") || "",
     {
-      "aria-label": "Begin with an example",
+      "aria-label": "Start from an example",
       onchange: () => {
         const found = examples.find(({ name }) => name === begin.value);
         if (!found) return;

@@ -1,6 +1,6 @@
 // Small parts that several pages share.
 
-import { h } from "../core/dom.js";
+import { h, replace } from "../core/dom.js";
 import { count, RUN_STATES } from "../core/format.js";
 
 /**
@@ -63,6 +63,47 @@ export const field = (label, input, hint) =>
 /** A box that is ticked or not, with its label. */
 export const tick = (label, name, checked = false) =>
   h("label", {}, h("input", { type: "checkbox", name, checked }), ` ${label}`);
+
+let lists = 0;
+
+/**
+ * A field for a filter; while a name or a value is typed, what it may be is offered.
+ * @param {string} value
+ * @param {(event: any) => void} oninput
+ * @param {{names: string[], values: (name: string) => string[]}} words names, and the values of one of them
+ * @param {Object} attributes
+ */
+export function filterInput(value, oninput, { names, values }, attributes = {}) {
+  const list = h("datalist", { id: `words-${lists++}` });
+  const offer = text => {
+    const [, before, word] = /^(.*?)([\w.]*)$/s.exec(text);
+    const compared = /([\w.]+)\s*(?:!=|[=<>]=?)\s*'?$/.exec(before);
+    const fitting = (compared ? values(compared[1]) : names).filter(
+      one => one.startsWith(word) && one !== word,
+    );
+    replace(
+      list,
+      fitting.slice(0, MOST_OFFERED).map(one => h("option", { value: before + one })),
+    );
+  };
+  return [
+    h("input", {
+      type: "search",
+      value,
+      list: list.id,
+      spellcheck: "false",
+      autocomplete: "off",
+      oninput: event => {
+        offer(event.target.value);
+        oninput(event);
+      },
+      ...attributes,
+    }),
+    list,
+  ];
+}
+
+const MOST_OFFERED = 12;
 
 /** A choice of words. */
 export const choice = (name, options, chosen, more = {}) =>

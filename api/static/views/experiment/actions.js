@@ -38,10 +38,10 @@ export function actions(experiment, who, again) {
       !over && h("label", {}, "Priority ", priorityOf(experiment, who, again)),
       button("Tags", () => setTags(experiment)),
       button("Notes", () => setNotes(experiment)),
-      button(experiment.archived_s ? "Take back from the archive" : "Archive", async () => {
+      button(experiment.archived_s ? "Unarchive" : "Archive", async () => {
         const archived = !experiment.archived_s;
         await send("PUT", `${path}/archive`, { archived });
-        toast(archived ? "Archived" : "Taken back", {
+        toast(archived ? "Archived" : "Unarchived", {
           undo: () => send("PUT", `${path}/archive`, { archived: !archived }).then(again),
         });
       }),
@@ -66,8 +66,8 @@ export function actions(experiment, who, again) {
 async function remove(experiment) {
   if (
     !(await confirm(
-      "Delete the experiment?",
-      "It can be restored for some time; then its figures, logs and checkpoints are removed for good.",
+      `Delete experiment ${experiment.id}?`,
+      `${experiment.name} can be restored for some time, under Deleted in the list of experiments; then its figures, logs and checkpoints are removed for good.`,
       "Delete",
     ))
   )
@@ -109,7 +109,7 @@ function setTags(experiment) {
 function setNotes(experiment) {
   return ask(
     "Notes",
-    [h("label", {}, "For people", h("textarea", { name: "notes", rows: 6 }, experiment.notes))],
+    [h("label", {}, "Markdown", h("textarea", { name: "notes", rows: 6 }, experiment.notes))],
     {
       action: "Set",
       check: ({ notes }) => send("PUT", `/experiments/${experiment.id}/notes`, { notes }),

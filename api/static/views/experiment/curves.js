@@ -66,7 +66,7 @@ export async function show(panel, context, { signal }) {
       ),
       filterField(view, set),
       tick("logarithmic", view.log === "yes", log => set({ log: log ? "yes" : "" })),
-      tick("ended well only", view.ended === "yes", ended => set({ ended: ended ? "yes" : "" })),
+      tick("succeeded only", view.ended === "yes", ended => set({ ended: ended ? "yes" : "" })),
     ],
     draw: async (view, into, { signal: asked }) => {
       area = into;

@@ -3,6 +3,7 @@
 import { get, whoami } from "../../core/api.js";
 import { h, replace } from "../../core/dom.js";
 import { duration, energy, mass, money, state, when } from "../../core/format.js";
+import { markdown } from "../../core/markdown.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
 import { jobLink, runsByState } from "../parts.js";
@@ -148,7 +149,7 @@ function header(experiment, cluster) {
           experiment.tags.map(tag => [h("span", { class: "chip" }, tag), " "]),
         )
       : null,
-    experiment.notes ? h("p", { class: "notes" }, experiment.notes) : null,
+    experiment.notes ? h("div", { class: "notes" }, markdown(experiment.notes)) : null,
     experiment.failure_message
       ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`)
       : null,

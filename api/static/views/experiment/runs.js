@@ -2,29 +2,48 @@
 
 import { get } from "../../core/api.js";
 import { debounced, h, replace } from "../../core/dom.js";
-import { duration, money, number, numeric, progress, state } from "../../core/format.js";
+import {
+  count,
+  duration,
+  energy,
+  mass,
+  money,
+  number,
+  numeric,
+  progress,
+  RUN_STATES,
+  state,
+} from "../../core/format.js";
 import { query, setQuery } from "../../core/router.js";
 import { empty, failure } from "../../core/states.js";
 import { VirtualTable } from "../../core/table.js";
+import { filterInput } from "../parts.js";
 
-const PAGE = 500;
+const PAGE = 200,
+  NEED_MS = 60;
 
-function columnsOf(axes, repeated, headline, pin, hasCo2) {
+/** The name of an axis for filters and orders. */
+const axisKey = axis => (/^[\w.]+$/.test(axis) ? axis : `axis."${axis}"`);
+
+function columnsOf(axes, numbers, repeated, headline, pin, hasCo2) {
   return [
-    { key: "pin", title: "", width: 44, render: run => pin(run) },
+    { key: "pin", title: h("span", { class: "unseen" }, "Pin"), width: 44, render: run => pin(run) },
     {
       key: "id",
-      title: "run",
+      title: "id",
       numeric: true,
       width: 70,
       sortable: true,
       render: run => h("a", { href: `/runs/${run.id}` }, run.id),
     },
     ...axes.map(axis => ({
-      key: axis,
+      key: axisKey(axis),
       title: axis,
       width: 150,
-      render: run => String(run.point[axis] ?? ""),
+      sortable: true,
+      numeric: numbers.has(axis),
+      render: run =>
+        Array.isArray(run.point[axis]) ? run.point[axis].join(", ") : String(run.point[axis] ?? ""),
     })),
     { key: "seed", title: "seed", numeric: true, width: 64, sortable: true, render: run => run.seed },
     ...(repeated
@@ -45,34 +64,35 @@ function columnsOf(axes, repeated, headline, pin, hasCo2) {
     },
     {
       key: "step",
-      title: "progress",
-      width: 190,
+      title: "step",
+      width: 230,
+      sortable: true,
       render: run => [
         progress(
           run.state === "succeeded" ? 1 : run.step,
           run.state === "succeeded" ? 1 : run.total_steps || 1,
           run.state,
         ),
-        ` ${run.step}${run.total_steps ? ` / ${run.total_steps}` : ""}`,
+        ` ${count(run.step)}${run.total_steps ? ` / ${count(run.total_steps)}` : ""}`,
       ],
     },
     {
       key: "train_loss",
-      title: "loss",
+      title: "train_loss",
       numeric: true,
       sortable: true,
       render: run => number(run.train_loss ?? run.latest?.loss?.value),
     },
     {
-      key: "score",
+      key: headline || "score",
       title: headline || "score",
       numeric: true,
-      sortable: Boolean(headline),
+      sortable: true,
       render: run => number(run.score),
     },
     {
       key: "total_time_s",
-      title: "time",
+      title: "total_time_s",
       numeric: true,
       width: 120,
       sortable: true,
@@ -80,7 +100,7 @@ function columnsOf(axes, repeated, headline, pin, hasCo2) {
     },
     {
       key: "cost_usd",
-      title: "cost",
+      title: "cost_usd",
       numeric: true,
       width: 120,
       sortable: true,
@@ -88,21 +108,20 @@ function columnsOf(axes, repeated, headline, pin, hasCo2) {
     },
     {
       key: "energy_kwh",
-      title: "energy",
-      unit: "Wh",
+      title: "energy_kwh",
       numeric: true,
+      width: 120,
       sortable: true,
-      render: run => number(run.energy_kwh === null ? null : 1000 * run.energy_kwh, "", 3),
+      render: run => energy(run.energy_kwh),
     },
     ...(hasCo2
       ? [
           {
             key: "co2_kg",
-            title: "CO2",
-            unit: "g",
+            title: "co2_kg",
             numeric: true,
             sortable: true,
-            render: run => number(run.co2_kg === null ? null : 1000 * run.co2_kg, "", 3),
+            render: run => mass(run.co2_kg),
           },
         ]
       : []),
@@ -113,92 +132,96 @@ function columnsOf(axes, repeated, headline, pin, hasCo2) {
 export async function show(panel, { id, experiment, onChange }, { signal }) {
   let rows = [],
     places = new Map(),
-    token = null,
-    reading = null,
+    above = 0, // Pinned runs, which come first whatever the order.
     total = 0,
     turn = 0;
+  const reading = new Map(); // Pages that are being read, with what ends that
   const pinned = new Set((query().get("pin") || "").split(",").filter(Boolean).map(Number));
   const note = h("div");
-  const ask = from =>
+  const filterNow = () => {
+    const typed = query().get("filter");
+    if (!pinned.size) return typed;
+    return `id NOT IN (${[...pinned].join(", ")})${typed ? ` and (${typed})` : ""}`;
+  };
+  const orderNow = () => [query().get("group"), query().get("order_by")].filter(Boolean).join(", ");
+  const ask = (offset, stop = signal) =>
     get(
       `/experiments/${id}/runs`,
-      { page_size: PAGE, page_token: from, filter: query().get("filter"), order_by: query().get("order_by") },
-      { signal },
+      { page_size: PAGE, offset, filter: filterNow(), order_by: orderNow() },
+      { signal: stop },
     );
-  const take = page => {
-    for (const run of page.items) {
-      if (!places.has(run.id)) {
-        places.set(run.id, rows.length);
-        rows.push(run);
-      }
-    }
-    token = page.next_page_token;
-    total = token
-      ? Math.max(query().get("filter") ? rows.length + 1 : experiment.run_count, rows.length)
-      : rows.length;
+  const put = (runs, place) =>
+    runs.forEach((run, index) => {
+      rows[place + index] = run;
+      places.set(run.id, place + index);
+    });
+  const take = (page, offset) => {
+    put(page.items, above + offset);
+    total = above + page.total;
   };
   const draw = () => {
-    const axis = query().get("group");
-    if (axis && !token) gather(axis);
     table.setRows(rows, total);
-    table.node.hidden = !rows.length;
+    table.node.hidden = !total;
     replace(
       note,
-      rows.length ? null : empty(query().get("filter") ? "No run matches." : "This experiment has no runs."),
+      total ? null : empty(query().get("filter") ? "No run matches." : "This experiment has no runs."),
     );
   };
-  // Runs with one value of an axis next to each other; the server does not sort by axes.
-  const gather = axis => {
-    const order = [...new Set(rows.map(run => run.point[axis]))].sort((a, b) =>
-      typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)),
-    );
-    const rank = run => (pinned.has(run.id) ? -1 : order.indexOf(run.point[axis]));
-    rows.sort((a, b) => rank(a) - rank(b));
-    places = new Map(rows.map((run, place) => [run.id, place]));
+  const readPage = async number => {
+    const mine = turn,
+      stop = new AbortController();
+    reading.set(number, stop);
+    try {
+      const page = await ask(number * PAGE, AbortSignal.any([signal, stop.signal]));
+      if (mine !== turn) return;
+      take(page, number * PAGE);
+      reading.delete(number); // Before drawing, which may need this page again.
+      draw();
+    } catch (error) {
+      if (error.name !== "AbortError" && mine === turn) replace(note, failure(error, restart));
+    } finally {
+      if (reading.get(number) === stop) reading.delete(number);
+    }
   };
-  const readAll = async () => {
-    while (token && query().get("group") && !signal.aborted) take(await ask(token));
-  };
+  // The pages in view, wherever that is; those that were passed meanwhile are not waited for.
+  const need = debounced(
+    (from, end) => {
+      const first = Math.floor(Math.max(0, from - above) / PAGE),
+        last = Math.floor(Math.max(0, end - 1 - above) / PAGE);
+      for (const [number, stop] of reading) {
+        if (number >= first && number <= last) continue;
+        stop.abort();
+        reading.delete(number);
+      }
+      for (let number = first; number <= last; number++) if (!reading.has(number)) readPage(number);
+    },
+    NEED_MS,
+    signal,
+  );
   const restart = async () => {
     const mine = ++turn;
+    for (const stop of reading.values()) stop.abort();
+    reading.clear();
     try {
-      const page = await ask(null);
+      const page = await ask(0);
+      const { items: kept } = pinned.size
+        ? await get(
+            `/experiments/${id}/runs`,
+            { page_size: pinned.size, filter: `id IN (${[...pinned].join(", ")})` },
+            { signal },
+          )
+        : { items: [] };
       if (mine !== turn) return;
-      [rows, places] = [[], new Map()];
+      [rows, places, above] = [[], new Map(), kept.length];
       table.node.scrollTop = 0;
-      const kept = pinned.size
-        ? (
-            await get(
-              `/experiments/${id}/runs`,
-              { page_size: pinned.size, filter: `id IN (${[...pinned].join(", ")})` },
-              { signal },
-            ).catch(() => ({ items: [] }))
-          ).items
-        : [];
-      take({ items: [...kept, ...page.items], next_page_token: page.next_page_token });
-      await readAll();
+      put(kept, 0);
+      take(page, 0);
       draw();
     } catch (error) {
       if (error.name === "AbortError" || mine !== turn) return;
       table.node.hidden = true;
       replace(note, failure(error, restart));
     }
-  };
-  const more = () => {
-    const mine = turn;
-    reading ||= ask(token)
-      .then(
-        page => {
-          if (mine === turn) {
-            take(page);
-            draw();
-          }
-        },
-        () => {},
-      )
-      .finally(() => {
-        reading = null;
-      });
   };
   const pin = run =>
     h(
@@ -217,7 +240,7 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
       },
       pinned.has(run.id) ? "★" : "☆",
     );
-  const first = await ask(null).catch(error => {
+  const first = await ask(0).catch(error => {
     if (error.status !== 400) throw error;
     return error;
   });
@@ -233,15 +256,14 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
     key: run => run.id,
     columns: columnsOf(
       axes,
+      new Set(axes.filter(axis => known.every(run => typeof (run.point[axis] ?? 0) === "number"))),
       repeated,
       headlines.size === 1 ? [...headlines][0] : null,
       pin,
       Number.isFinite(numeric(experiment.totals?.co2_kg)),
     ),
     sorted: sortedBy(query().get("order_by")),
-    need: () => {
-      if (token) more();
-    },
+    need,
     rowClass: run => (pinned.has(run.id) ? "pinned" : ""),
     onSort: (key, descending) => {
       setQuery({ order_by: `${key} ${descending ? "desc" : "asc"}` });
@@ -265,8 +287,10 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
         restart();
       },
     },
-    h("option", { value: "" }, "nothing"),
-    axes.map(axis => h("option", { value: axis, selected: query().get("group") === axis }, axis)),
+    h("option", { value: "" }, "none"),
+    axes.map(axis =>
+      h("option", { value: axisKey(axis), selected: query().get("group") === axisKey(axis) }, axis),
+    ),
   );
   replace(
     panel,
@@ -276,15 +300,10 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
       h(
         "label",
         { class: "field grow" },
-        "Filter, such as state = 'failed' or accuracy > 0.9",
-        h("input", {
-          type: "search",
-          value: query().get("filter") || "",
-          oninput: filtered,
-          spellcheck: "false",
-        }),
+        "Filter, such as failed, fp32 or accuracy > 0.9 and batch = 16",
+        filterInput(query().get("filter") || "", filtered, words(known, axes)),
       ),
-      h("label", { class: "field" }, "Together by", groups),
+      h("label", { class: "field" }, "Group by", groups),
     ),
     note,
     table.node,
@@ -292,9 +311,9 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
   if (first instanceof Error) {
     table.node.hidden = true;
     replace(note, failure(first));
-  } else if (pinned.size || query().get("group")) await restart();
+  } else if (pinned.size) await restart();
   else {
-    take(first);
+    take(first, 0);
     draw();
   }
   onChange((kind, data) => {
@@ -303,6 +322,17 @@ export async function show(panel, { id, experiment, onChange }, { signal }) {
     rows[place] = { ...data.run, latest: { ...rows[place].latest, ...data.latest } };
     table.update(rows[place]);
   });
+}
+
+/** What a filter may hold: fields of runs and axes, and the values that some of them have. */
+function words(runs, axes) {
+  const values = name =>
+    [...new Set(runs.map(run => run.point[name] ?? run[name]))].filter(Boolean).map(String);
+  const fields = Object.keys(runs[0] || {}).filter(name => name !== "point" && name !== "latest");
+  return {
+    names: [...axes.map(axisKey), ...fields],
+    values: name => (name === "state" ? RUN_STATES : values(name)),
+  };
 }
 
 function sortedBy(order) {

@@ -25,6 +25,8 @@ const PARTS = [
   ["lost_since_checkpoint_time_s", "lost work"],
 ];
 
+const toneOf = place => `tone-${place % 8}${place % 16 > 7 ? " striped" : ""}`;
+
 /** Bars next to each other, each as long as its share; the table below says the same. */
 export function shares(label, parts, write) {
   const all = parts.reduce((sum, [, value]) => sum + value, 0);
@@ -39,7 +41,7 @@ export function shares(label, parts, write) {
       },
       parts.map(([name, value], place) =>
         h("span", {
-          class: `tone-${place % 8}`,
+          class: toneOf(place),
           title: `${name}: ${write(value)}, ${percent(value / all)}`,
           style: { "flex-grow": String(value / all) },
         }),
@@ -52,7 +54,7 @@ export function shares(label, parts, write) {
         h(
           "li",
           {},
-          h("span", { class: `swatch tone-${place % 8}`, "aria-hidden": "true" }),
+          h("span", { class: `swatch ${toneOf(place)}`, "aria-hidden": "true" }),
           `${name} `,
           h("b", {}, write(value)),
           h("span", { class: "quiet" }, ` ${percent(value / all, 1)}`),
@@ -140,7 +142,7 @@ export async function show(panel, context, { signal }) {
                   ["To step", one => count(one.last_step), "num"],
                   ["Node", one => one.node || "–"],
                   ["Workers", one => one.workers, "num"],
-                  ["Cost", one => money(byAttempt.get(one.number)?.cost_usd), "num"],
+                  ["Charged", one => money(byAttempt.get(one.number)?.cost_usd), "num"],
                   ["Lost", one => duration(byAttempt.get(one.number)?.lost_s ?? 0), "num"],
                   [
                     "Failure",
@@ -170,7 +172,7 @@ export async function show(panel, context, { signal }) {
               h(
                 "p",
                 {},
-                `${money(total.cost_usd)}, ${duration(numeric(total.device_hours) * 3600)} of device time${energies ? `, ${energies}` : ""}`,
+                `${money(total.cost_usd)} with overhead${Number.isFinite(numeric(run.cost_usd)) ? `; the run itself cost ${money(run.cost_usd)}` : ""}. ${duration(numeric(total.device_hours) * 3600)} of device time${energies ? `, ${energies}` : ""}`,
                 numeric(total.lost_usd) > 0 ? `; of that ${money(total.lost_usd)} is lost work` : "",
                 ".",
               ),
