@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,6 @@ from service.domain.metrics import mixes_energy
 from service.domain.records import Run
 from service.domain.states import RunState
 
-Columns = Callable[[str], Column]
-
 
 def cells_of(runs: Sequence[Run]) -> list[list[int]]:
     cells: dict[str, list[int]] = {}
@@ -27,47 +26,48 @@ def cells_of(runs: Sequence[Run]) -> list[list[int]]:
     return list(cells.values())
 
 
-def configurations(
-    runs: Sequence[Run], cells: Sequence[Sequence[int]], metrics: Sequence[str], columns: Columns
-) -> list[Configuration]:
-    """Returns each cell's figures by metric and replicate; what ran more than once counts with its mean."""
-    values = {metric: columns(metric).tolist() for metric in metrics}
-    return [_configuration(runs, positions, values) for positions in cells]
+def configurations(runs: Sequence[Run], cells: Sequence[Sequence[int]]) -> list[Configuration]:
+    """Returns each cell, to which `add_figures` gives its figures."""
+    return [
+        Configuration(
+            label=label_of(runs[positions[0]].point),
+            point=runs[positions[0]].point,
+            figures={},
+            runs={},
+            failures={
+                runs[at].seed: _reason(runs[at])
+                for at in positions
+                if runs[at].state is not RunState.succeeded
+            },
+        )
+        for positions in cells
+    ]
 
 
-def _configuration(
-    runs: Sequence[Run], positions: Sequence[int], columns: Mapping[str, Sequence[float]]
-) -> Configuration:
-    members = [runs[position] for position in positions]
-    point = members[0].point
-    finished = [position for position in positions if runs[position].state is RunState.succeeded]
-    done = [runs[position] for position in finished]
-    figures: dict[str, dict[int, float]] = {}
-    having: dict[str, dict[int, tuple[int, ...]]] = {}
-    seeds = [run.seed for run in done]
-    replicates = [replicate_of(run, each=True) for run in done] if any(run.repeat for run in done) else seeds
-    for metric, column in columns.items():
+def add_figures(
+    configurations: Sequence[Configuration],
+    runs: Sequence[Run],
+    cells: Sequence[Sequence[int]],
+    metric: str,
+    column: Column,
+) -> None:
+    """Adds one metric by replicate; what ran more than once counts with its mean."""
+    each, figures = counts_repeats(metric), column.tolist()
+    for configuration, positions in zip(configurations, cells, strict=True):
+        finished = [at for at in positions if runs[at].state is RunState.succeeded]
         of_replicates: dict[int, list[float]] = {}
         ids: dict[int, list[int]] = {}
-        mixed = mixes_energy(done, metric)
-        keys = replicates if counts_repeats(metric) else seeds
-        for run, position, replicate in zip(done, finished, keys, strict=True):
-            value = column[position]
-            if not mixed and value == value:
-                of_replicates.setdefault(replicate, []).append(value)
-                ids.setdefault(replicate, []).append(run.id)
-        figures[metric] = {
+        if not mixes_energy((runs[at] for at in finished), metric):
+            for at in finished:
+                if (value := figures[at]) == value:
+                    replicate = replicate_of(runs[at], each)
+                    of_replicates.setdefault(replicate, []).append(value)
+                    ids.setdefault(replicate, []).append(runs[at].id)
+        configuration.figures[metric] = {
             replicate: values[0] if len(values) == 1 else statistics.fmean(values)
             for replicate, values in of_replicates.items()
         }
-        having[metric] = {replicate: tuple(of) for replicate, of in ids.items()}
-    return Configuration(
-        label=label_of(point),
-        point=point,
-        figures=figures,
-        runs=having,
-        failures={run.seed: _reason(run) for run in members if run.state is not RunState.succeeded},
-    )
+        configuration.runs[metric] = ids
 
 
 def _reason(run: Run) -> str:
@@ -86,17 +86,17 @@ class Side:
     point: Mapping[str, Any]
     values: Mapping[str, Mapping[int, float]]
     """By metric and replicate; means over the same cells on every side."""
-    runs: Mapping[str, Mapping[int, Sequence[Sequence[int]]]] = field(default_factory=dict)
-    """Ids of the runs behind each value, of each cell."""
+    cells: Mapping[str, Sequence[Configuration]] = field(default_factory=dict)
+    """What the values are means over, by metric."""
 
     def unit_scores(
         self, metric: str, read: Callable[[int], Mapping[str, float] | None]
     ) -> dict[int, Mapping[str, float]]:
         """Returns each test unit's mean score by seed, where all its runs have scores on the same units."""
         scores: dict[int, Mapping[str, float]] = {}
-        for seed, cells in self.runs.get(metric, {}).items():
-            of_cells = [_mean_scores([read(id) for id in ids]) for ids in cells]
-            mean = _mean_scores(of_cells)
+        cells = [cell.runs.get(metric, {}) for cell in self.cells.get(metric, ())]
+        for seed in self.values.get(metric, {}):
+            mean = _mean_scores([_mean_scores([read(id) for id in cell.get(seed, ())]) for cell in cells])
             if mean is not None:
                 scores[seed] = mean
         return scores
@@ -128,44 +128,52 @@ def sides(
     ]
     if not others:
         return [
-            Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, _of_one_cell(c))
+            Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, {m: [c] for m in metrics})
             for c in configurations
         ], []
-    members = list(groups.values())
-    averages: dict[str, list[_Average]] = {}
+    members = [[(_part(c.point, others), c) for c in group] for group in groups.values()]
+    points = [{axis: group[0].point.get(axis) for axis in axes} for group in groups.values()]
+    labels = [label_of(point) for point in points]
+    values: list[dict[str, Mapping[int, float]]] = [{} for _ in points]
+    behind: list[dict[str, Sequence[Configuration]]] = [{} for _ in points]
     left_out: dict[str, list[str]] = {}
     for metric in metrics:
-        averages[metric], reasons = _averages(members, axes, others, metric)
+        cells, uncommon = _common_cells(members, axes, others, metric)
+        reasons = [f"{_label(cell, others)} is left out, because not every side has its" for cell in uncommon]
+        for number, of in enumerate(cells):
+            columns = [cell.figures[metric] for cell in of]
+            seeds = dict.fromkeys(seed for column in columns for seed in column)
+            whole = [seed for seed in seeds if all(seed in column for column in columns)]
+            values[number][metric] = {
+                seed: math.fsum([column[seed] for column in columns]) / len(columns) for seed in whole
+            }
+            behind[number][metric] = of
+            partial = dict.fromkeys(
+                str(seed_of(seed)) for seed in seeds if seed not in values[number][metric]
+            )
+            if partial:
+                reasons.append(
+                    f"{labels[number]}: seed {', '.join(partial)} did not finish on every side and is "
+                    "left out of"
+                )
         for reason in reasons:
             left_out.setdefault(reason, []).append(metric)
-    points = [{axis: group[0].point.get(axis) for axis in axes} for group in members]
-    every = [
-        Side(
-            label_of(point),
-            point,
-            {metric: of_sides[number].values for metric, of_sides in averages.items()},
-            {metric: of_sides[number].runs for metric, of_sides in averages.items() if of_sides[number].runs},
-        )
-        for number, point in enumerate(points)
-    ]
+    every = [Side(*side) for side in zip(labels, points, values, behind, strict=True)]
     return every, [f"{reason} {', '.join(names)}" for reason, names in left_out.items()]
 
 
-@dataclass(frozen=True, slots=True)
-class _Average:
-    values: Mapping[int, float] = field(default_factory=dict)
-    runs: Mapping[int, Sequence[Sequence[int]]] = field(default_factory=dict)
-
-
-def _averages(
-    members: Sequence[Sequence[Configuration]], axes: Sequence[str], others: Sequence[str], metric: str
-) -> tuple[list[_Average], list[str]]:
-    """Averages one metric of each side over the cells that all have; also returns what was left out."""
-    sides = [{_part(c.point, others): c for c in group if c.figures.get(metric)} for group in members]
+def _common_cells(
+    members: Sequence[Sequence[tuple[str, Configuration]]],
+    axes: Sequence[str],
+    others: Sequence[str],
+    metric: str,
+) -> tuple[list[list[Configuration]], list[Configuration]]:
+    """Returns each side's cells that all sides have, in one order, and the cells that some side lacks."""
+    sides = [{key: c for key, c in group if c.figures.get(metric)} for group in members]
     # A side without any result has no claim; the others are compared without it.
     having = [side for side in sides if side]
     if not having:
-        return [_Average() for _ in sides], []
+        return [[] for _ in sides], []
     common = [key for key in having[0] if all(key in side for side in having)]
     if not common:
         raise AnalysisError(
@@ -173,34 +181,7 @@ def _averages(
             "compare configurations instead"
         )
     uncommon = {key: cell for side in having for key, cell in side.items() if key not in common}
-    reasons = [
-        f"{_label(cell, others)} is left out, because not every side has its" for cell in uncommon.values()
-    ]
-    averages = []
-    for group, side in zip(members, sides, strict=True):
-        if not side:
-            averages.append(_Average())
-            continue
-        cells = [side[key] for key in common]
-        seeds = dict.fromkeys(seed for cell in cells for seed in cell.figures[metric])
-        whole = [seed for seed in seeds if all(seed in cell.figures[metric] for cell in cells)]
-        averages.append(
-            _Average(
-                {seed: statistics.fmean(cell.figures[metric][seed] for cell in cells) for seed in whole},
-                {seed: [cell.runs.get(metric, {}).get(seed, ()) for cell in cells] for seed in whole},
-            )
-        )
-        partial = dict.fromkeys(str(seed_of(seed)) for seed in seeds if seed not in whole)
-        if partial:
-            reasons.append(
-                f"{_label(group[0], axes)}: seed {', '.join(partial)} did not finish on every side and is "
-                "left out of"
-            )
-    return averages, reasons
-
-
-def _of_one_cell(configuration: Configuration) -> dict[str, dict[int, Sequence[Sequence[int]]]]:
-    return {metric: {seed: (ids,) for seed, ids in of.items()} for metric, of in configuration.runs.items()}
+    return [[side[key] for key in common if side] for side in sides], list(uncommon.values())
 
 
 def _part(point: Mapping[str, Any], axes: Sequence[str]) -> str:

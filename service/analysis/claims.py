@@ -113,6 +113,7 @@ class Family:
         self.metric, self.sides, self.better, self.margin, self.alpha = metric, sides, better, margin, alpha
         self._scores = _tables(scores or {})
         self._steps = resolution_of(metric) if resolution is None else resolution
+        self._tests: dict[tuple[str, str], tuple[Claim, Uncertainty]] = {}
         testable = [side for side, values in sides.items() if _untestable(metric, values) is None]
         self.size = math.comb(len(testable), 2)
         self._corrected = self._correct(testable) if self.size <= MOST_PAIRS else None
@@ -139,9 +140,11 @@ class Family:
         return _judged(corrected, uncertainty, self.better, self.alpha)
 
     def _test(self, a: str, b: str) -> tuple[Claim, Uncertainty]:
-        of_units = (self._scores[a], self._scores[b]) if a in self._scores and b in self._scores else None
-        sample = _sample(self.metric, self.sides[a], self.sides[b], self._steps, of_units)
-        return _tested(self.metric, sample, self.margin, self.alpha)
+        if (a, b) not in self._tests:
+            of_units = (self._scores[a], self._scores[b]) if a in self._scores and b in self._scores else None
+            sample = _sample(self.metric, self.sides[a], self.sides[b], self._steps, of_units)
+            self._tests[a, b] = _tested(self.metric, sample, self.margin, self.alpha)
+        return self._tests[a, b]
 
     def _correct(self, testable: Sequence[str]) -> Mapping[frozenset[str], tuple[float, float]]:
         pairs = list(itertools.combinations(testable, 2))

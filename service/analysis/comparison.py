@@ -112,17 +112,19 @@ def _spreads(
             if run.state in RUN_STATES_WITH_RESULT:
                 cell_of[position] = numbers.setdefault((group, run.cell), len(numbers))
     group_of = np.array([group for group, _ in numbers], dtype=int)
-    keys = [np.array([replicate_of(run, each) for run in runs], dtype=np.int64) for each in (False, True)]
+    keys = [
+        np.unique([replicate_of(run, each) for run in runs], return_inverse=True)[1] for each in (False, True)
+    ]
     spreads: list[dict[str, Spread | None]] = [{} for _ in groups]
     for metric in metrics:
         values = column(metric.name)
         counted = (cell_of >= 0) & np.isfinite(values)
         of, figures = cell_of[counted], values[counted]
         units, unit_of = np.unique(
-            np.stack((of, keys[counts_repeats(metric.name)][counted])), axis=1, return_inverse=True
+            of * len(runs) + keys[counts_repeats(metric.name)][counted], return_inverse=True
         )
-        if units.shape[1] < len(of):
-            of, unit_of = units[0], unit_of.ravel()
+        if len(units) < len(of):
+            of = units // len(runs)
             figures = np.bincount(unit_of, figures) / np.bincount(unit_of)
         count = np.bincount(of, minlength=len(numbers))
         mean = np.bincount(of, figures, len(numbers)) / np.maximum(count, 1)

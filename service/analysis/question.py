@@ -117,7 +117,7 @@ class Question(Rows):
             notes += more
         if kernels is not None and not kernels:
             notes.append("no run was profiled on a GPU; submit with telemetry.profile_steps, such as 5")
-        launched = tuple(self._kernels(rows, kernels or {}))
+        launched = tuple(self._kernels(rows, kernels)) if kernels else ()
         best = dict(self._best(table))
         for pair_of in tested:
             if pair_of.claim is not None and pair_of.claim.verdict in _LOSER:
@@ -151,11 +151,13 @@ class Question(Rows):
     def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
         shared: Counter[str] = Counter()
         causes: dict[str, list[tuple[Neighbour, ...]]] = {}
-        for run in self.run_table.runs:
-            label = label_of({axis: run.point.get(axis) for axis in table.axes})
-            shared[label] += run.id in self.run_table.shared
-            if run.id in self.run_table.disturbed:
-                causes.setdefault(label, []).append(self.run_table.disturbed[run.id])
+        for positions in self._positions:
+            runs = [self.run_table.runs[at] for at in positions]
+            label = label_of({axis: runs[0].point.get(axis) for axis in table.axes})
+            shared[label] += sum(run.id in self.run_table.shared for run in runs)
+            causes.setdefault(label, []).extend(
+                self.run_table.disturbed[run.id] for run in runs if run.id in self.run_table.disturbed
+            )
         return tuple(
             replace(
                 row,

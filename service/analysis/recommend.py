@@ -27,9 +27,9 @@ class Configuration:
 
     label: str
     point: Mapping[str, Any]
-    figures: Mapping[str, Mapping[int, float]]  # By metric, then by replicate
+    figures: dict[str, Mapping[int, float]]  # By metric, then by replicate
     failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
-    runs: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
+    runs: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
 
     def mean(self, metric: str) -> float | None:
         values = self.figures.get(metric)

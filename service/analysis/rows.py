@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from service.analysis.answers import AnalysisError, BadQuestion, Criterion
-from service.analysis.cells import Side, cells_of, configurations
+from service.analysis.cells import Side, add_figures, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
-from service.analysis.ranking import Candidate, label_of
+from service.analysis.ranking import Candidate
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
@@ -50,6 +50,7 @@ class Rows:
         self._finished = run_table.finished
         self._is_finished = np.array([run.state is RunState.succeeded for run in run_table.runs], dtype=bool)
         self._columns: dict[str, Column] = {}
+        self._added: set[str] = set()  # Figures that the cells have
         self._read_scores: dict[int, Mapping[str, float] | None] = {}
 
     # -- Words of the question ---------------------------------------------------------------
@@ -160,8 +161,16 @@ class Rows:
     # -- Rows ------------------------------------------------------------------------------
 
     def cells(self, metrics: Iterable[Metric]) -> list[Configuration]:
-        names = [metric.name for metric in metrics]
-        return configurations(self.run_table.runs, self._positions, names, self._column)
+        """Returns all cells, with these figures and those that were asked for before."""
+        runs, positions = self.run_table.runs, self._positions
+        for name in {metric.name for metric in metrics} - self._added:
+            add_figures(self._cells, runs, positions, name, self._column(name))
+            self._added.add(name)
+        return self._cells
+
+    @functools.cached_property
+    def _cells(self) -> list[Configuration]:
+        return configurations(self.run_table.runs, self._positions)
 
     @functools.cached_property
     def _positions(self) -> list[list[int]]:
@@ -325,9 +334,12 @@ class Rows:
 
     def _disturbance_notes(self) -> list[str]:
         notes = []
-        of_cells: dict[str, list[Run]] = {}
-        for run in self._finished:
-            of_cells.setdefault(label_of(run.point), []).append(run)
+        runs = self.run_table.runs
+        of_cells = {
+            cell.label: finished
+            for cell, positions in zip(self._cells, self._positions, strict=True)
+            if (finished := [runs[at] for at in positions if self._is_finished[at]])
+        }
         causes = {run.id: of for run in self._finished if (of := self.run_table.disturbed.get(run.id))}
         if causes:
             having = [label for label, runs in of_cells.items() if any(run.id in causes for run in runs)]

@@ -11,7 +11,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.db.clock import DatabaseNow
 from service.db.schema import ACTIVE, QUEUED, Real, events, experiment_specs, experiments
-from service.db.statements import EXPERIMENT_COLUMNS, lapsed
+from service.db.statements import EXPERIMENT_COLUMNS, EXPERIMENTS, lapsed
 from service.domain.events import EventKind
 from service.domain.states import ExperimentState
 
@@ -235,18 +235,18 @@ that does not depend on how much is queued: along the index, whose order is the 
 """
 
 
-def active_experiments(pool: str) -> Select[Any]:
+def active_experiments(pool: str | sa.BindParameter[str]) -> Select[Any]:
     """Experiments of a pool that are starting or running, oldest lease first."""
-    return select(*EXPERIMENT_COLUMNS).where(ACTIVE, _x.pool == pool).order_by(_x.lease_until_s, _x.id)
+    return EXPERIMENTS.where(ACTIVE, _x.pool == pool).order_by(_x.lease_until_s, _x.id)
 
 
-def leases(pool: str, now: float) -> Select[Any]:
-    """Experiments of a pool that are starting or running, oldest lease first, with how their leases stand."""
-    return active_experiments(pool).add_columns(
-        _x.lease_until_s.is_(None).label("withdrawn"),
-        func.coalesce(lapsed(now), sa.false()).label("lapsed"),
-        (now - _x.silent_since_s).label("silent_s"),
-    )
+_now = bindparam("now", type_=Real)
+LEASES = active_experiments(bindparam("in_pool")).add_columns(
+    _x.lease_until_s.is_(None).label("withdrawn"),
+    func.coalesce(lapsed(_now), sa.false()).label("lapsed"),
+    (_now - _x.silent_since_s).label("silent_s"),
+)
+"""Experiments of a pool that are starting or running, oldest lease first, with how their leases stand."""
 
 
 def canonical_specs(experiment_ids: Iterable[int]) -> Select[Any]:

@@ -31,7 +31,7 @@ MOST_VIEWS: Final = 200  # Of one owner
 class StoredRecord(Serializable):
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        return cls(**{field.name: row[field.name] for field in fields(cls)})
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Experiment(StoredRecord):
 
     @classmethod
     def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        columns = {field.name: row[field.name] for field in fields(cls)}
-        return cls(**{**columns, "tags": columns["tags"].split()})
+        columns = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**columns | {"tags": columns["tags"].split()})
 
 
 def tags_text(tags: Collection[str]) -> str:

@@ -196,8 +196,8 @@ class Queue:
     def leases(self) -> list[Lease]:
         """Returns the leases of the pool's experiments that are starting or running, the oldest first."""
         with self._database.read() as connection:
-            now = self._store.database_time(connection)
-            rows = connection.execute(queue_statements.leases(self.pool, now)).mappings().all()
+            wanted = {"in_pool": self.pool, "now": self._store.database_time(connection)}
+            rows = connection.execute(queue_statements.LEASES, wanted).mappings().all()
         return [
             Lease(Experiment.from_row(row), bool(row["lapsed"]), bool(row["withdrawn"]), row["silent_s"])
             for row in rows

@@ -94,10 +94,10 @@ class SituationReader:
     ) -> Seen:
         """Returns what may be divided now; `considered` = most waiting experiments."""
         with self._store.database.read() as connection:
-            waiting = self._head_of_queue(connection, considered)
-            self._look_at([*active, *waiting], connection)
-            held = _held(connection, {experiment.id for experiment in active})
             now_s = self._store.database_time(connection)
+            waiting = self._head_of_queue(connection, considered, now_s)
+            self._look_at([*active, *waiting], connection, now_s)
+            held = _held(connection, {experiment.id for experiment in active})
             terms = _left_here(self._terms(connection, now_s), connection, self._pool)
             usage = usage_by_user(connection)
         candidates: list[Experiment | Newcomer] = [*active, *waiting]
@@ -131,12 +131,12 @@ class SituationReader:
             for project, found in settings.items()
         }
 
-    def _head_of_queue(self, connection: Connection, count: int) -> list[Experiment]:
+    def _head_of_queue(self, connection: Connection, count: int, now_s: float) -> list[Experiment]:
         """Returns the first experiments in the order of claims that could be claimed now."""
-        now, below = self._store.database_time(connection), 1 << 30
+        below = 1 << 30
         ids: list[int] = []
         while len(ids) < count:
-            wanted = {"pool": self._pool, "below": below, "now": now, "count": count - len(ids)}
+            wanted = {"pool": self._pool, "below": below, "now": now_s, "count": count - len(ids)}
             found = connection.execute(
                 queue_statements.next_to_claim(connection), wanted | {"passed_over": []}
             ).all()
@@ -148,7 +148,7 @@ class SituationReader:
         experiments = {row["id"]: Experiment.from_row(row) for row in rows}
         return [experiments[id] for id in ids]
 
-    def _look_at(self, experiments: Sequence[Experiment], connection: Connection) -> None:
+    def _look_at(self, experiments: Sequence[Experiment], connection: Connection, now_s: float) -> None:
         """Reads the specs of experiments that are new here, and counts runs that were counted long ago."""
         ids = {experiment.id for experiment in experiments}
         self._known = {id: known for id, known in self._known.items() if id in ids}
@@ -158,7 +158,6 @@ class SituationReader:
             self._known |= {id: _Known(_read(id, specs.get(id))) for id in new}
         now = self._store.monotonic()
         if new:
-            now_s = self._store.database_time(connection)
             for row in connection.execute(share_statements.placed(new)):
                 held_for_s = max(0.0, now_s - row.placed_s)
                 self._known[row.experiment_id].since.setdefault(row.hardware, []).append(now - held_for_s)

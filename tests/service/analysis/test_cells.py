@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.analysis.answers import AnalysisError
-from service.analysis.cells import cells_of, configurations, sides
+from service.analysis.cells import add_figures, cells_of, configurations, sides
 from service.analysis.recommend import Configuration
 from service.analysis.run_table import RunTable
 from service.domain.records import Run
@@ -20,7 +20,11 @@ FP32 = {"precision": "fp32"}
 
 
 def made(runs: list[Run], *metrics: str) -> list[Configuration]:
-    return configurations(runs, cells_of(runs), metrics, RunTable((), tuple(runs)).column)
+    cells = cells_of(runs)
+    configured = configurations(runs, cells)
+    for metric in metrics:
+        add_figures(configured, runs, cells, metric, RunTable((), tuple(runs)).column(metric))
+    return configured
 
 
 def test_a_configuration_has_the_figures_of_its_finished_runs_and_the_reasons_of_the_others() -> None:
@@ -35,7 +39,7 @@ def test_a_configuration_has_the_figures_of_its_finished_runs_and_the_reasons_of
     fp32, bf16 = made(runs, "cost_usd", "accuracy")
     assert (fp32.label, fp32.point, bf16.label) == ("precision=fp32", FP32, "precision=bf16")
     assert fp32.figures == {"cost_usd": {0: 1.0, 1: 3.0}, "accuracy": {0: 0.5}}
-    assert fp32.runs == {"cost_usd": {0: (1,), 1: (2, 3)}, "accuracy": {0: (1,)}}
+    assert fp32.runs == {"cost_usd": {0: [1], 1: [2, 3]}, "accuracy": {0: [1]}}
     assert fp32.failures == {2: "is stopped", 3: "bug: division by zero", 4: "bad_data"}
     assert bf16.figures == {"cost_usd": {0: 7.0}, "accuracy": {}}
 
@@ -88,7 +92,7 @@ def test_all_axes_make_sides_of_single_cells() -> None:
         {"cost_usd": {0: 1.0}, "f1": {}},
         {"cost_usd": {0: 2.0}, "f1": {}},
     ]
-    assert every[0].runs == {"cost_usd": {0: ((1, 2),)}}
+    assert every[0].cells == {"cost_usd": [cells[0]], "f1": [cells[0]]}
 
 
 def test_a_side_is_the_mean_over_the_cells_that_all_sides_have() -> None:
@@ -106,7 +110,7 @@ def test_a_side_is_the_mean_over_the_cells_that_all_sides_have() -> None:
         {"f1": {}, "cost_usd": {0: 2.0, 1: 4.0}}, {"f1": {}, "cost_usd": {0: 1.0}},
         {"f1": {}, "cost_usd": {}},
     ]  # fmt: skip
-    assert every[0].runs == {"cost_usd": {0: [(1,), (3,)], 1: [(2,), (4,)]}}
+    assert every[0].cells == {"cost_usd": cells[:2]}
     assert notes == [
         "batch.global_size=64 is left out, because not every side has its cost_usd",
         "precision=bf16: seed 1 did not finish on every side and is left out of cost_usd",
