@@ -101,7 +101,7 @@ kernels-v100: build/cuda12/nvidia
 	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100
 
 kernels-3.6.0 kernels-newest: kernels-%: $(TRITON)/%/triton
-	@PYTHONPATH=$(TRITON)/$* $(BIN)/python -m cuda_ext.encoder_check sm_75 sm_90
+	@PYTHONPATH=$(TRITON)/$* $(BIN)/python -m tests.cuda_ext.encoder_check sm_75 sm_90
 
 $(TRITON)/%/triton: | $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(TRITON)/$* \
@@ -127,8 +127,7 @@ node_modules/.package-lock.json: package.json package-lock.json
 	@npm ci --silent --no-audit --no-fund
 
 docs: $(READY) ## Regenerate docs/errors.md and the tables in docs/security.md and docs/hardware.md
-	@$(BIN)/python -m api.docs_pages
-	@$(BIN)/python -m service.config.hardware_page
+	@$(BIN)/python -m tests.generated_docs
 
 bench: $(READY) ## Run every benchmark in full; each prints one JSON object as its last line
 	@for module in $$(grep -l '__name__ == "__main__"' benchmarks/*.py); do \

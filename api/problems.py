@@ -1,6 +1,6 @@
 """RFC 9457 problem documents: every error that the API answers, with its stable type.
 
-`CATALOGUE` is the whole list; `api.docs_pages` generates `docs/errors.md` from it. A problem's `type` is
+`CATALOGUE` is the whole list; `make docs` generates `docs/errors.md` from it. A problem's `type` is
 `/problems/<slug>`, a path that this server serves.
 """
 

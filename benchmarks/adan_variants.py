@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_ext import build, kernel_check, native
+from cuda_ext import build, native
 from cuda_ext.errors import BuildError
+from tests.cuda_ext import kernel_check
 
 
 @dataclass(frozen=True)

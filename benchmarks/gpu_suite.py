@@ -137,12 +137,12 @@ def build_steps(here: Here) -> tuple[list[Step], list[str]]:
     complete = ["--complete"] if here.gpu else []
     steps, left_out = [Step("kernels", _python("cuda_ext.build", *complete))], []
     if here.gpu or shutil.which("nvcc"):
-        steps.append(Step("registers", _python("cuda_ext.kernel_check", here.capability)))
+        steps.append(Step("registers", _python("tests.cuda_ext.kernel_check", here.capability)))
     else:
         left_out.append("nvcc is not installed: the CUDA sources were not compiled")
     if importlib.util.find_spec("triton"):
         target = f"sm_{here.capability.replace('.', '')}"
-        steps.append(Step("triton_registers", _python("cuda_ext.encoder_check", target)))
+        steps.append(Step("triton_registers", _python("tests.cuda_ext.encoder_check", target)))
     else:
         left_out.append("triton is not installed: the encoder's kernels were not compiled")
     return steps, left_out

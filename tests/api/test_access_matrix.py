@@ -254,10 +254,10 @@ def test_a_route_without_a_rule_is_refused() -> None:
 
 
 def test_the_page_of_rules_is_up_to_date() -> None:
-    from api import docs_pages
+    from tests import generated_docs
 
-    written = docs_pages.SECURITY.read_text(encoding="utf-8")
-    assert written == docs_pages.security_page(written), "run `make docs`"
+    written = generated_docs.SECURITY.read_text(encoding="utf-8")
+    assert written == generated_docs.security_page(written), "run `make docs`"
 
 
 AUDITED: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,7 +12,6 @@ import pytest
 from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
-from api import docs_pages
 from api.app import create_app
 from api.examples import EXAMPLES
 from api.problems import CATALOGUE
@@ -24,6 +23,7 @@ from service.planner.forecasting import budget_problems
 from service.scheduling.admission import admit
 from service.specs import experiment, paths, rules, wording
 from service.store import Store, StoreUnavailable
+from tests import generated_docs
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,9 @@ def test_every_promised_path_is_there(openapi: dict[str, Any]) -> None:
 
 
 def test_the_errors_page_is_up_to_date() -> None:
-    assert docs_pages.ERRORS.read_text(encoding="utf-8") == docs_pages.errors_page(), "run `make docs`"
+    assert generated_docs.ERRORS.read_text(encoding="utf-8") == generated_docs.errors_page(), (
+        "run `make docs`"
+    )
 
 
 def test_every_problem_that_the_domain_names_is_catalogued() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import adan_variants
-from cuda_ext import BuildError, build, kernel_check, native
-from cuda_ext.kernel_check import KernelResources
+from cuda_ext import BuildError, build, native
+from tests.cuda_ext import kernel_check
+from tests.cuda_ext.kernel_check import KernelResources
 
 
 def test_what_is_compiled_is_found_without_a_compiler_run(

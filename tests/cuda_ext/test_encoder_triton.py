@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_ext import build, encoder, encoder_check
+from cuda_ext import build, encoder
+from tests.cuda_ext import encoder_check
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: make kernels brings it"

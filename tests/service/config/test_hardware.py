@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from service.config import hardware_page
 from service.config.document import SpecError
 from service.config.hardware import CATALOGUE, FIGURES, Hardware, find, lookup
 from service.config.settings import Settings
 from service.config.suggestions import nearest
 from service.specs.experiment import validate
+from tests import generated_docs
 from trainers.config import Precision
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
@@ -168,8 +168,8 @@ def test_prices_without_a_source_say_so() -> None:
 
 
 def test_the_page_has_the_catalogue_as_it_is() -> None:
-    page = hardware_page.PAGE.read_text(encoding="utf-8")
-    assert page == hardware_page.page(page), "run `make docs`"
+    page = generated_docs.HARDWARE.read_text(encoding="utf-8")
+    assert page == generated_docs.hardware_page(page), "run `make docs`"
     for entry in CATALOGUE.values():
         assert f"\n| `{entry.name}` | " in page
         for alias in entry.aliases:
@@ -177,7 +177,7 @@ def test_the_page_has_the_catalogue_as_it_is() -> None:
 
 
 def test_the_page_has_the_device_kinds_as_they_are() -> None:
-    page = hardware_page.PAGE.read_text(encoding="utf-8")
+    page = generated_docs.HARDWARE.read_text(encoding="utf-8")
     for kind in DEVICE_KINDS.values():
         assert kind_row(kind) in page, f"docs/hardware.md lacks the line:\n{kind_row(kind)}"
 

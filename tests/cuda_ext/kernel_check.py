@@ -1,8 +1,8 @@
 """Registers and spills of every CUDA kernel, as the assembler reports them; needs nvcc, no GPU.
 
-python -m cuda_ext.kernel_check            # every target
-python -m cuda_ext.kernel_check 9.0        # one of them
-python -m cuda_ext.kernel_check 7.0        # V100, by CUDA 12's run-time compiler
+python -m tests.cuda_ext.kernel_check            # every target
+python -m tests.cuda_ext.kernel_check 9.0        # one of them
+python -m tests.cuda_ext.kernel_check 7.0        # V100, by CUDA 12's run-time compiler
 
 CUDA 13 has no V100 (7.0). The package index has CUDA 12's run-time compiler and headers, though not its nvcc
 (`nvidia-cuda-nvrtc-cu12`, `nvidia-cuda-runtime-cu12`); the image for CUDA 12 has NVIDIA's own nvcc.

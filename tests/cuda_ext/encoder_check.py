@@ -1,7 +1,7 @@
 """Registers and spills of the encoder's Triton kernels, compiled without a GPU.
 
-python -m cuda_ext.encoder_check           # every target
-python -m cuda_ext.encoder_check sm_90     # one of them
+python -m tests.cuda_ext.encoder_check           # every target
+python -m tests.cuda_ext.encoder_check sm_90     # one of them
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cuda_ext.build import ARCHITECTURES
 from cuda_ext.errors import BuildError
-from cuda_ext.kernel_check import KernelResources
+from tests.cuda_ext.kernel_check import KernelResources
 
 TARGETS: Mapping[str, int] = MappingProxyType(
     {f"sm_{number}": int(number) for number in (name.replace(".", "") for name in ARCHITECTURES)}
