@@ -49,13 +49,19 @@ Also = Annotated[
         examples=[[13]],
     ),
 ]
+
+
+def _one(description: str, example: str, longest: int = 200) -> Any:
+    return Query(max_length=longest, description=description, examples=[example])
+
+
+def _several(description: str, example: str) -> Any:
+    return Query(max_length=_MOST, description=description, examples=[[example]])
+
+
 Metrics = Annotated[
     list[str] | None,
-    Query(
-        max_length=_MOST,
-        description="Figures; repeat for several. `my_figure:higher` sets which direction is better.",
-        examples=[["cost_usd"]],
-    ),
+    _several("Figures; repeat for several. `my_figure:higher` sets which direction is better.", "cost_usd"),
 ]
 
 
@@ -104,9 +110,7 @@ Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims
 
 
 def _bounds(description: str, example: str) -> Any:
-    return Query(
-        max_length=_MOST, description=f"{description}, as NAME=NUMBER; repeatable.", examples=[[example]]
-    )
+    return _several(f"{description}, as NAME=NUMBER; repeatable.", example)
 
 
 Strategy = Annotated[
@@ -135,18 +139,10 @@ class ReportFormat(StrEnum):
 @router.get("/{experiment_id}/compare", dependencies=[SEE_ALL], summary="Compare configurations")
 def compare_experiment(
     asked: Asked,
-    by: Annotated[
-        list[str] | None,
-        Query(max_length=_MOST, description="Axes that make the rows; none = all.", examples=[["precision"]]),
-    ] = None,
+    by: Annotated[list[str] | None, _several("Axes that make the rows; none = all.", "precision")] = None,
     metric: Metrics = None,
-    a: Annotated[
-        str | None,
-        Query(max_length=1000, description="One side of a claim: axis values.", examples=["precision=bf16"]),
-    ] = None,
-    b: Annotated[
-        str | None, Query(max_length=1000, description="The other side.", examples=["precision=fp32"])
-    ] = None,
+    a: Annotated[str | None, _one("One side of a claim: axis values.", "precision=bf16", 1000)] = None,
+    b: Annotated[str | None, _one("The other side.", "precision=fp32", 1000)] = None,
     claims: Annotated[bool, Query(description="Test every pair of rows.")] = False,
     untested: Annotated[
         bool, Query(description="Answer also when no pair can be tested yet, with the reason for each.")
@@ -156,18 +152,17 @@ def compare_experiment(
     kernels: Annotated[bool, Query(description="Add each row's kernels, of its profiled runs.")] = False,
     best_over: Annotated[
         list[str] | None,
-        Query(
-            max_length=_MOST,
-            description="Axes of which each configuration takes its best value, by the validation part.",
-            examples=[["optimizer.learning_rate"]],
+        _several(
+            "Axes of which each configuration takes its best value, by the validation part.",
+            "optimizer.learning_rate",
         ),
     ] = None,
     published: Annotated[
         str | None,
-        Query(
-            max_length=20_000,
-            description="Printed figures of a study, YAML or JSON: source, conditions, rows (at, figures).",
-            examples=['{"source": {"title": "A"}, "rows": [{"figures": {"train_time_s": 813.34}}]}'],
+        _one(
+            "Printed figures of a study, YAML or JSON: source, conditions, rows (at, figures).",
+            '{"source": {"title": "A"}, "rows": [{"figures": {"train_time_s": 813.34}}]}',
+            20_000,
         ),
     ] = None,
 ) -> ComparisonAnswer:
@@ -208,8 +203,7 @@ def score_experiment(
     strategy: Strategy = None,
     weight: Weights = None,
     as_published: Annotated[
-        bool,
-        Query(description="Use figures as Chen and Sköld (2023) define them."),
+        bool, Query(description="Use figures as Chen and Sköld (2023) define them.")
     ] = False,
 ) -> ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
@@ -233,9 +227,7 @@ def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05
 @router.get("/{experiment_id}/recommend", dependencies=[SEE_ALL], summary="Recommend a configuration")
 def recommend_experiment(
     asked: Asked,
-    objective: Annotated[
-        str, Query(max_length=200, description="The metric to be best on.", examples=["cost_usd"])
-    ] = "cost_usd",
+    objective: Annotated[str, _one("The metric to be best on.", "cost_usd")] = "cost_usd",
     within: Annotated[
         list[str] | None,
         _bounds("How much worse than the best mean; none = 0.005 of the task's headline", "accuracy=0.005"),
@@ -244,11 +236,7 @@ def recommend_experiment(
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
     per: Annotated[
         str | None,
-        Query(
-            max_length=200,
-            description="Choose also among the configurations with each value of this axis.",
-            examples=["precision"],
-        ),
+        _one("Choose also among the configurations with each value of this axis.", "precision"),
     ] = None,
 ) -> Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
@@ -268,11 +256,7 @@ def speedup_experiment(
     asked: Asked,
     baseline: Annotated[
         str | None,
-        Query(
-            max_length=1000,
-            description="All axis values of one configuration; none = the first of the grid.",
-            examples=["precision=fp32"],
-        ),
+        _one("All axis values of one configuration; none = the first of the grid.", "precision=fp32", 1000),
     ] = None,
     metric: Metrics = None,
     target: Annotated[
@@ -299,12 +283,7 @@ def speedup_experiment(
 def rank_over_tasks(
     asked: Asked,
     metric: Annotated[
-        str | None,
-        Query(
-            max_length=200,
-            description="The figure, the same on all tasks; none = each task's headline.",
-            examples=["cost_usd"],
-        ),
+        str | None, _one("The figure, the same on all tasks; none = each task's headline.", "cost_usd")
     ] = None,
 ) -> TasksAnswer:
     """Mean rank, wins and probability of improvement of configurations that ran several tasks."""
@@ -320,13 +299,8 @@ def get_guide(
     settings: SettingsDep,
     user: CurrentUser,
     selection: Selected,
-    project: Annotated[
-        str | None, Query(max_length=200, description="Only experiments of this project.", examples=["nlp"])
-    ] = None,
-    by: Annotated[
-        list[str] | None,
-        Query(max_length=_MOST, description="Axes; none = each that one varies.", examples=[["precision"]]),
-    ] = None,
+    project: Annotated[str | None, _one("Only experiments of this project.", "nlp")] = None,
+    by: Annotated[list[str] | None, _several("Axes; none = each that one varies.", "precision")] = None,
     metric: Metrics = None,
     limit: Annotated[int, Query(ge=1, le=500, description="Most experiments, the newest first.")] = 100,
 ) -> Guide:
@@ -399,11 +373,7 @@ def get_figure(
     metric: Metrics = None,
     over: Annotated[
         list[str] | None,
-        Query(
-            max_length=100,
-            description="Figures over which the frontier is found; none = those that are drawn.",
-            examples=[["cost_usd"]],
-        ),
+        _several("Figures over which the frontier is found; none = those that are drawn.", "cost_usd"),
     ] = None,
     x: Annotated[XAxis, Query(description="What curves are drawn over.")] = XAxis.step,
     by: Annotated[

@@ -81,7 +81,7 @@ class PartSpec:
     def with_models(self, model_of: Callable[[ModelSource], str]) -> dict[str, Any]:
         """Returns its spec with the models of other parts written in."""
         return {
-            name: _replaced(value, model_of) if name in _WITH_MODELS else value
+            name: _replaced(value, name, model_of) if name in _WITH_MODELS else value
             for name, value in self.document.items()
         }
 
@@ -188,52 +188,32 @@ def _part(name: str, fields: Mapping[str, Any], study: _Written) -> PartSpec:
             tuned = _Tuned.model_validate_json(json.dumps(own), strict=True)
         kept = {key: value for key, value in document.items() if key not in ("tuned", "over")}
         return PartSpec(name, kept, tuned=tuned.tuned, over=tuple(tuned.over))
-    sources = []
-    for path, key, text in _references(document):
-        if key == "run" and not text.endswith(_SAME_SEED):
-            shown = shortened(text)
-            message = f"'{shown}' has no seed; write PART/seed for its run of the same seed, or use best"
-            raise SpecError([_invalid(f"{path}.run", message)])
-        sources.append(_source(key, text))
-    return PartSpec(name, document, tuple(dict.fromkeys(sources)))
+    sources: dict[ModelSource, str] = {}
+    part = PartSpec(name, document)
+    part.with_models(lambda source: sources.setdefault(source, ""))
+    return replace(part, sources=tuple(sources))
 
 
 _WITH_MODELS = ("model", "search")  # Sections that may name the model of another part
 
 
-def _references(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yields (path, `best` or `run`, text) of each model that comes from another part."""
-
-    def walk(value: Any, path: str) -> Iterator[tuple[str, str, str]]:
-        if (named := _reference(value)) is not None:
-            yield path, *named
-        elif isinstance(value, Mapping | list):
-            inner = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for key, of in inner:
-                yield from walk(of, f"{path}.{key}")
-
-    for section in _WITH_MODELS:
-        yield from walk(document.get(section), section)
-
-
-def _reference(value: Any) -> tuple[str, str] | None:
-    if isinstance(value, Mapping) and len(value) == 1:
+def _replaced(value: Any, path: str, model_of: Callable[[ModelSource], str]) -> Any:
+    """Returns the value with `model_of` each {best: PART} and {run: PART/seed} in their place."""
+    if isinstance(value, list):
+        return [_replaced(of, f"{path}.{number}", model_of) for number, of in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
         ((key, text),) = value.items()
-        if key in ("best", "run") and isinstance(text, str):
-            return key, text
-    return None
-
-
-def _source(key: str, text: str) -> ModelSource:
-    return ModelSource(text.removesuffix(_SAME_SEED) if key == "run" else text, key == "run")
-
-
-def _replaced(value: Any, model_of: Callable[[ModelSource], str]) -> Any:
-    if (named := _reference(value)) is not None:
-        return model_of(_source(*named))
-    if isinstance(value, Mapping):
-        return {key: _replaced(of, model_of) for key, of in value.items()}
-    return [_replaced(of, model_of) for of in value] if isinstance(value, list) else value
+        if key == "best" and isinstance(text, str):
+            return model_of(ModelSource(text, by_seed=False))
+        if key == "run" and isinstance(text, str):
+            if text.endswith(_SAME_SEED):
+                return model_of(ModelSource(text.removesuffix(_SAME_SEED), by_seed=True))
+            shown = shortened(text)
+            message = f"'{shown}' has no seed; write PART/seed for its run of the same seed, or use best"
+            raise SpecError([_invalid(f"{path}.run", message)])
+    return {key: _replaced(of, f"{path}.{key}", model_of) for key, of in value.items()}
 
 
 def _naming_problems(parts: Mapping[str, PartSpec], written: Mapping[str, Any]) -> Iterator[Problem]:
