@@ -91,8 +91,8 @@ class RunTable:
     def figure_names(self) -> dict[str, None]:
         names: dict[str, None] = {}
         for summary in self.summaries.values():
-            for name in summary.keys() - names.keys():
-                if finite(summary[name]) is not None:
+            for name, value in summary.items():
+                if name not in names and finite(value) is not None:
                     names[name] = None
         return names
 

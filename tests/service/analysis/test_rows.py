@@ -169,6 +169,13 @@ def test_a_column_takes_what_a_run_lacks_from_its_summary() -> None:
     assert list(table.figure_names()) == ["accuracy", "own"]
 
 
+def test_figures_are_named_in_the_order_of_the_summaries() -> None:
+    names = [f"figure{number}" for number in range(20)]
+    runs = [run(1, FP32, 0), run(2, FP32, 1)]
+    summaries = {1: dict.fromkeys(names[:10], 1.0), 2: dict.fromkeys(names, 2.0)}
+    assert list(RunTable((), tuple(runs), summaries).figure_names()) == names
+
+
 def test_candidates_have_every_metric_and_the_others_a_reason() -> None:
     asked = rows(
         run(1, FP32, 0, cost_usd=1.0, accuracy=0.5), run(2, FP32, 1, cost_usd=3.0, accuracy=0.5),
