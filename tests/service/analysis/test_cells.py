@@ -110,7 +110,7 @@ def test_a_side_is_the_mean_over_the_cells_that_all_sides_have() -> None:
         {"f1": {}, "cost_usd": {0: 2.0, 1: 4.0}}, {"f1": {}, "cost_usd": {0: 1.0}},
         {"f1": {}, "cost_usd": {}},
     ]  # fmt: skip
-    assert every[0].cells == {"cost_usd": cells[:2]}
+    assert every[0].cells == {"f1": [], "cost_usd": cells[:2]}
     assert notes == [
         "batch.global_size=64 is left out, because not every side has its cost_usd",
         "precision=bf16: seed 1 did not finish on every side and is left out of cost_usd",
