@@ -34,12 +34,12 @@ const COLUMNS = [
   {
     key: "runs",
     title: "runs",
-    width: 320,
+    width: 300,
     first: true,
     render: runsByState,
   },
-  { key: "project", title: "project", width: 120, sortable: true, first: true, render: one => one.project },
-  { key: "owner", title: "owner", width: 120, sortable: true, first: true, render: one => one.owner },
+  { key: "project", title: "project", width: 110, sortable: true, first: true, render: one => one.project },
+  { key: "owner", title: "owner", width: 110, sortable: true, first: true, render: one => one.owner },
   {
     key: "tags",
     title: "tags",
@@ -246,6 +246,7 @@ export async function show(main, _parameters, { signal }) {
     read().then(draw, error => {
       if (error.name !== "AbortError") {
         table.node.hidden = true;
+        replace(pager);
         replace(note, failure(error, refresh));
       }
     });
