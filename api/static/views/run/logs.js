@@ -2,7 +2,7 @@
 
 import { get } from "../../core/api.js";
 import { debounced, h, replace } from "../../core/dom.js";
-import { count } from "../../core/format.js";
+import { count, ENDED } from "../../core/format.js";
 import { query, setQuery } from "../../core/router.js";
 import { choice } from "../parts.js";
 
@@ -103,7 +103,9 @@ export async function show(panel, context, { signal }) {
       ? `${count(lines.length)} line${lines.length === 1 ? "" : "s"} with “${view.search}”${where}${reached ? "" : ", the last ones"}`
       : lines.length
         ? ""
-        : "No lines yet.";
+        : ENDED.has(context.run.state)
+          ? "This run wrote no lines."
+          : "No lines yet.";
     earlier.hidden = reached || !lines.length;
   }
 
