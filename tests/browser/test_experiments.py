@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def names(page: Page) -> list[str]:
-    return page.locator("table[aria-label=Experiments] tbody a").all_inner_texts()
+    return page.locator("table[aria-label=Experiments] td:nth-child(3) a").all_inner_texts()
 
 
 def test_experiments_are_found_and_the_address_keeps_how(
@@ -27,9 +27,9 @@ def test_experiments_are_found_and_the_address_keeps_how(
     page.goto(site)
     ready(page)
     page.locator("input[type=search]").fill("precision")
-    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(2)
+    expect(page.locator("table[aria-label=Experiments] td:nth-child(3) a")).to_have_count(2)
     page.get_by_role("combobox", name="State").select_option("succeeded")
-    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(1)
+    expect(page.locator("table[aria-label=Experiments] td:nth-child(3) a")).to_have_count(1)
     page.reload()
     ready(page)
     assert names(page) == ["precision"]
@@ -47,7 +47,7 @@ def test_a_wrong_filter_says_what_is_wrong_and_stays_to_be_mended(
     expect(page.get_by_role("alert")).to_contain_text("colour")
     looked_at("experiments-wrong-filter")
     page.locator("input[type=search]").fill("")
-    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(4)
+    expect(page.locator("table[aria-label=Experiments] td:nth-child(3) a")).to_have_count(4)
 
 
 def test_columns_order_and_selection(page: Page, site: str, seeded: dict[str, int]) -> None:
@@ -55,7 +55,7 @@ def test_columns_order_and_selection(page: Page, site: str, seeded: dict[str, in
     ready(page)
     page.get_by_role("button", name="id", exact=True).click()
     expect(page.locator("th[aria-sort]")).to_have_text("id ↑")
-    expect(page.locator("table[aria-label=Experiments] tbody a").first).to_have_text("precision")
+    expect(page.locator("table[aria-label=Experiments] td:nth-child(3) a").first).to_have_text("precision")
     page.get_by_text("Columns").click()
     page.get_by_role("checkbox", name="priority").check()
     expect(page.get_by_role("columnheader", name="priority")).to_be_visible()

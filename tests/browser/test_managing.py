@@ -231,7 +231,7 @@ def test_devices_are_shown_with_who_holds_them(
     expect(page.get_by_role("table", name="Who holds devices")).to_contain_text("precision again")
     project = page.get_by_role("table", name="Projects").get_by_role("row").filter(has_text="default")
     assert project.get_by_role("cell").all_inner_texts() == [
-        "default", "3", "2 × cpu", "–", "3 × cpu", "100 %", "0.15 USD/h", "1", "2",
+        "default", "3", "2 × cpu", "–", "3 × cpu", "100 %", "$0.15/h", "1", "2",
     ]  # fmt: skip
     assert page.locator("main img").count() == 0
     looked_at("queue")

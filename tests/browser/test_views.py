@@ -19,7 +19,7 @@ DEFAULT = Visibility(frozenset({"default"}))
 def test_a_view_is_saved_chosen_shared_and_deleted(
     page: Page, site: str, app: FastAPI, seeded: dict[str, int], looked_at: Callable[[str], None]
 ) -> None:
-    rows = page.locator("table[aria-label=Experiments] tbody a")
+    rows = page.locator("table[aria-label=Experiments] td:nth-child(3) a")
     page.goto(f"{site}/?state=queued&order_by=name asc&columns=id,name,state")
     ready(page)
     page.locator("summary", has_text="Views").click()
@@ -65,4 +65,4 @@ def test_escape_closes_the_menu_and_a_link_to_a_view_shows_the_same(
     expect(link).to_be_hidden()
     page.goto(f"{site}{href}")
     ready(page)
-    expect(page.locator("table[aria-label=Experiments] tbody a")).to_have_count(2)
+    expect(page.locator("table[aria-label=Experiments] td:nth-child(3) a")).to_have_count(2)
