@@ -173,10 +173,10 @@ def test_figures_and_fields_filter_by_the_name_that_specs_and_tables_have(
     for order, found in {
         "axis.optimizer.betas desc, learning_rate desc": [3, 1, 2, 0],
         "optimizer.learning_rate desc, seed": [3, 2, 1, 0],
-        "test_accuracy desc": [1, 0, 2, 3],
+        "test_accuracy desc": [1, 0],  # Then those without a number.
     }.items():
         paged = every(store.runs.page, order_by=order, page_size=3)
-        assert [run.index for run in paged] == found, order
+        assert [run.index for run in paged][: len(found)] == found, order
 
 
 @pytest.mark.parametrize("order_by", [None, "accuracy", "precision desc, seed", "axis.precision, seed"])
