@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trainers.tasks.inspection import DataContents
 
 corpus = CommandGroup(no_args_is_help=True, help="Build a corpus of plain text to pretrain on.")
-_LABELS, _FILES = 12, 8
-"""Labels of a column, and files, that are listed."""
+_LABELS, _FILES, _SKIPPED = 12, 8, 3
+"""Labels of a column, files, and rows of a part that cannot be used, that are listed."""
 _CUT_SHARE = 0.05
 """Share of the examples that a suggested `task.max_length` may cut."""
 
@@ -34,10 +34,15 @@ def inspect(
     ),
 ) -> Answer:
     """Show what a folder holds: parts, columns, labels, lengths, duplicates, and a spec to start from."""
+    import yaml
+
     contents = inspected(path, tokenizer)
     spec = starting_spec(contents)
-    code = ExitCode.not_succeeded if spec is None else ExitCode.ok
-    return Answer(_document(contents, spec), partial(_print, contents, spec), code=code)
+    text = "" if spec is None else yaml.safe_dump(spec, sort_keys=False, width=76, allow_unicode=True)
+    problems = _problems_of(text) if text else []
+    code = ExitCode.not_succeeded if problems or spec is None else ExitCode.ok
+    document = {**_document(contents), "problems": problems, "spec": spec}
+    return Answer(document, partial(_print, contents, text, problems), code=code)
 
 
 def inspected(path: Path, tokenizer: Path | None = None) -> DataContents:
@@ -55,19 +60,31 @@ def inspected(path: Path, tokenizer: Path | None = None) -> DataContents:
         raise Failure(str(error), ExitCode.usage) from None
 
 
-def _print(contents: DataContents, spec: Mapping[str, Any] | None) -> None:
-    import yaml
+def _problems_of(text: str) -> list[str]:
+    """Returns what `stillhouse validate` would refuse in a spec."""
+    from service.cli.specs import read_catalogue
+    from service.config.document import SpecError
+    from service.scheduling.admission import checked_plans, read_spec
 
+    settings = read_settings()
+    catalogue = read_catalogue(settings)
+    try:
+        checked_plans(read_spec(text.encode(), catalogue), settings.roots, catalogue, find_run=None)
+    except SpecError as error:
+        return [f"{problem.path}: {problem.message}" for problem in error.problems]
+    return []
+
+
+def _print(contents: DataContents, text: str, problems: Sequence[str]) -> None:
     for line in _lines(contents):
         if isinstance(line, str):
             say(_wrapped(line))
         else:
             console().print(line)
-    if spec is not None:
+    if text:
         say("")
-        for mistake in contents.proposals[0].mistakes:
-            say(f"fix first: {mistake}")
-        text = yaml.safe_dump(spec, sort_keys=False, width=76, allow_unicode=True)
+        for problem in problems:
+            say(f"fix first: {problem}")
         say(f"a spec to start from:\n\n{text.rstrip()}")
 
 
@@ -138,8 +155,12 @@ def _lines(contents: DataContents) -> Iterator[str | Table]:
         if count:
             yield f"in {pair}: {count:,} examples with the same text"
     for part, content in contents.parts.items():
-        for mistake in content.mistakes:
-            yield f"{part}: {mistake}"
+        for line in (*content.skipped.first[:_SKIPPED], *content.mistakes, *content.remarks):
+            yield f"{part}: {line}"
+    for file, why in list(contents.unused.items())[:_FILES]:
+        yield f"not used: {file}: {why}"
+    if len(contents.unused) > _FILES:
+        yield f"not used: {len(contents.unused) - _FILES:,} other files"
 
 
 def _parts_table(contents: DataContents) -> Table:
@@ -155,6 +176,8 @@ def _parts_table(contents: DataContents) -> Table:
         table.add_row("files", *(f"{part.file_count:,}" for part in parts))
     table.add_row("rows", *(f"{part.rows:,}{'' if part.whole else '+'}" for part in parts))
     table.add_row("usable", *(f"{part.usable:,}" for part in parts))
+    for kind in dict.fromkeys(kind for part in parts for kind in part.skipped.counts):
+        table.add_row(f"{kind}, skipped", *(f"{part.skipped.counts[kind]:,}" for part in parts))
     table.add_row("empty texts", *(f"{part.empty:,}" for part in parts))
     table.add_row("duplicates", *(f"{part.duplicates:,}" for part in parts))
     percentiles = next((list(part.lengths.tokens) for part in parts if part.lengths), [])
@@ -180,7 +203,7 @@ def _label_lines(contents: DataContents) -> Iterator[str]:
             yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
 
 
-def _document(contents: DataContents, spec: Mapping[str, Any] | None) -> dict[str, Any]:
+def _document(contents: DataContents) -> dict[str, Any]:
     return {
         "path": os.fspath(contents.path),
         "files": contents.files,
@@ -200,17 +223,17 @@ def _document(contents: DataContents, spec: Mapping[str, Any] | None) -> dict[st
                     for column, numbers in part.numbers.items()
                 },
                 "lengths": part.lengths,
-                "mistakes": part.mistakes,
+                "skipped": part.skipped.counts,
+                "mistakes": [*part.skipped.first[:_SKIPPED], *part.mistakes],
+                "remarks": part.remarks,
             }
             for name, part in contents.parts.items()
         },
+        "unused": contents.unused,
         "shared": contents.shared,
         "token_count": contents.token_count,
-        "tasks": [
-            {**one.task, "path": os.fspath(one.path), "mistakes": one.mistakes} for one in contents.proposals
-        ],
+        "tasks": [{**one.task, "path": os.fspath(one.path)} for one in contents.proposals],
         "refused": contents.refused,
-        "spec": spec,
     }
 
 

@@ -131,8 +131,7 @@ def _label(proposal: Proposal) -> str | int | None:
 
     if "label" not in TASKS[proposal.task["name"]].columns:
         return None
-    column: str | int = proposal.task.get("columns", {}).get("label", "label")
-    return column
+    return proposal.config.columns_of("train").get("label", "label")
 
 
 def _answer(given: str | None, asks: bool, question: str, default: str, read: Callable[[str], T]) -> T:

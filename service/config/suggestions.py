@@ -68,6 +68,7 @@ _MEANINGS = {
     "search.samples": "max_trials n_trials num_trials count num_samples",
     "search.stop_diverging": "early_terminate early_stopping",
     "seeds": "seed random_seed data_seed experiment_seed",
+    "task.parts": "data_files splits train_split validation_split",
     "task.columns": "text_column label_column column_names",
     "task.max_length": "max_seq_length max_seq_len sequence_length seq_len max_len seq_length",
     "task.name": "task_name entrypoint",

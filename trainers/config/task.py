@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
 from trainers.registry import NameIn, Section, described
 from trainers.tasks import TASKS, OwnFields, TaskInfo
@@ -36,6 +37,13 @@ def _exceptions(usual: Any, of: Callable[[TaskInfo], Any]) -> Any:
 
 _MaxLength = Annotated[int, _exceptions(MAX_LENGTH, lambda info: info.usual_length or MAX_LENGTH)]
 _Column = Annotated[str, Field(min_length=1, max_length=200)] | Annotated[int, Field(ge=0, lt=1000)]
+_Part = Literal["train", "validation", "test"]
+_ColumnByPart = Annotated[
+    Annotated[_Column, Tag("of_all")] | Annotated[dict[_Part, _Column], Tag("by_part")],
+    # For a mapping, report only what is wrong inside it.
+    Discriminator(lambda value: "by_part" if isinstance(value, Mapping) else "of_all"),
+]
+_File = Annotated[str, Field(min_length=1, max_length=4096)]
 _ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
 
@@ -46,9 +54,14 @@ class TaskConfig(Section):
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
     """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
-    columns: dict[str, _Column] = Field(default_factory=dict, max_length=20)
-    """What the dataset calls the task's fields, such as `{text: sentence}`; numbers are the positions of
-    columns from 0, in CSV and TSV files without a header."""
+    parts: dict[_Part, _File] = Field(default_factory=dict)
+    """Which file under `task.path` is each part: a name, a pattern or a folder of files; in a workbook, a
+    database or a dataset on the hub, which sheet, table or split; unset = by the usual names."""
+    columns: dict[str, _ColumnByPart] = Field(default_factory=dict, max_length=20)
+    """What the dataset calls the task's fields, such as `{text: sentence}`, or by part, such as `{text:
+    {train: sentence, test: content}}`; numbers are positions of columns from 0, and a header is skipped."""
+    skip: tuple[Literal["unlabelled", "malformed"], ...] = ()
+    """Rows that are left out, counted and listed in the log: without a label, or unusable; unset = errors."""
     max_length: _MaxLength = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
     """Longest sequence, in tokens: longer texts are cut or become windows; unset = 512."""
     train_examples: _ExampleCount = Field(default=None, ge=1)
@@ -73,7 +86,19 @@ class TaskConfig(Section):
     @property
     def headerless(self) -> bool:
         """Whether columns are given by position, so that files have no header."""
-        return any(isinstance(column, int) for column in self.columns.values())
+        return any(isinstance(column, int) for column in self._every_column())
+
+    def _every_column(self) -> Iterator[str | int]:
+        for column in self.columns.values():
+            yield from column.values() if isinstance(column, Mapping) else (column,)
+
+    def columns_of(self, part: str) -> dict[str, str | int]:
+        """Returns the columns of a part; fields that are given for other parts only have their own name."""
+        columns = {
+            name: column.get(cast(_Part, part), name) if isinstance(column, Mapping) else column
+            for name, column in self.columns.items()
+        }
+        return {name: column for name, column in columns.items() if column != name}
 
     def own(self, fields: type[Own]) -> Own:
         """Returns the task's own fields, with their defaults where the spec leaves them out."""
@@ -108,6 +133,11 @@ class TaskConfig(Section):
                 "remove task.test_examples or set task.test: auto"
             )
         self._check_columns()
+        if self.parts and "train" not in self.parts:
+            raise ValueError("parts names no file for train; add task.parts.train")
+        for part, file in self.parts.items():
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                raise ValueError(f"parts.{part} '{file}' leads out of task.path; give a file under it")
         self.own(OwnFields).check(self.max_length)
         return self
 
@@ -119,7 +149,7 @@ class TaskConfig(Section):
                     f"columns names the field {name!r}, which task {self.name} does not read; use "
                     f"{', '.join(known)}"
                 )
-        if self.headerless and not all(isinstance(column, int) for column in self.columns.values()):
+        if self.headerless and not all(isinstance(column, int) for column in self._every_column()):
             raise ValueError(
                 "columns mixes names and positions; use positions for all (files without a header), or names "
                 "for all"

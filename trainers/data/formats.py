@@ -1,7 +1,8 @@
-"""Rows of a dataset, and readers of files of them: JSON lines, delimited text, Parquet, plain text.
+"""Rows of a dataset, and readers of files of them: JSON lines, delimited text, Excel, Arrow, plain text.
 
-Every reader yields `Row`s with the fields as the file has them and raises `BadDataError` with file, line and
-field. All but Parquet may be compressed with gzip.
+Every reader yields `Row`s with the fields as the file has them. A row that cannot be read raises
+`BadDataError` with file and line when it is used; a file that cannot be read raises it at once. Text may be
+compressed with gzip.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ import codecs
 import csv
 import json
 import math
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+import os
+import sqlite3
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
 from trainers.data.allowance import DAMAGED, in_force, lines_of, opened, read_bytes, require
+from trainers.data.sample import looks_like_a_header
 from trainers.errors import BadDataError
 
 _BUFFER_BYTES = 1 << 20
+_HEADER_ROWS = 100  # Rows by which a first line is told from a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Row:
     fields: Mapping[str, Any]  # Values by name, as the file has them
     where: str  # `file, line n` for messages
     columns: Mapping[str, str] = field(default_factory=dict)  # The file's names of renamed fields
+    broken: str = ""  # Why the row could not be read
 
     def text(self, name: str) -> str:
         """Returns a field that must be a text that is not blank and can be encoded."""
@@ -76,21 +85,35 @@ class Row:
             raise self.refusal(name, f"a {type(value).__name__}, not a list")
         return value
 
+    def lacks(self, name: str) -> bool:
+        """Whether a field is missing or blank, in a row that could be read."""
+        value = self.fields.get(name)
+        return not self.broken and (value is None or (isinstance(value, str) and not value.strip()))
+
+    def require(self) -> None:
+        """Raises `BadDataError` if the row could not be read."""
+        if self.broken:
+            raise BadDataError(f"{self.where}: {self.broken}")
+
     def refusal(self, name: str, problem: str) -> BadDataError:
         return BadDataError(f"{self.where}, field {self.columns.get(name, name)}: {problem}")
 
     def renamed(self, columns: Mapping[str, str]) -> Row:
         """Returns the row with fields under the task's names; `columns` has the file's name of each."""
+        if self.broken:
+            return self
         for name, column in columns.items():
             if column not in self.fields:
-                raise BadDataError(
-                    f"{self.where}: no column {column!r}, which task.columns.{name} names (found: "
+                problem = (
+                    f"no column {column!r}, which task.columns.{name} names (found: "
                     f"{', '.join(map(str, self.fields)) or 'nothing'}); name one of these"
                 )
+                return Row(self.fields, self.where, broken=problem)
         named = {name: self.fields[column] for name, column in columns.items()}
         return Row({**self.fields, **named}, self.where, columns)
 
     def _present(self, name: str) -> Any:
+        self.require()
         value = self.fields.get(name)
         if value is None:
             names = ", ".join(map(str, self.fields)) or "nothing"
@@ -113,62 +136,193 @@ def read_json_lines(path: Path) -> Iterator[Row]:
         for number, raw in enumerate(lines, 1):
             if not raw.strip():
                 continue
+            where, problem = f"{path}, line {number}", ""
+            row: Any = None
             try:
                 row = _from_json(raw)
             except UnicodeDecodeError as error:
-                raise BadDataError(_not_utf8(path, number, error)) from None
+                problem = _not_utf8(error)
             except (ValueError, RecursionError) as error:
-                raise BadDataError(
-                    f"{path}, line {number}: not a JSON object ({error}); write one object per line"
-                ) from None
-            if not isinstance(row, dict):
-                raise BadDataError(
-                    f"{path}, line {number}: a JSON {type(row).__name__}, not an object; "
-                    'write one object per line, such as {"text": ..., "label": ...}'
+                problem = f"not a JSON object ({error}); write one object per line"
+            if not problem and not isinstance(row, dict):
+                problem = (
+                    f"a JSON {type(row).__name__}, not an object; write one object per line, such as "
+                    '{"text": ..., "label": ...}'
                 )
-            yield Row(row, f"{path}, line {number}")
+            yield Row({} if problem else row, where, broken=problem)
 
 
-def read_csv(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Yields rows of a comma-separated file; quoted fields may span lines. Default names are `0`, `1`, ..."""
-    yield from _delimited(path, {"delimiter": ",", "strict": True}, header=header)
+Reader = Callable[[Path], Iterator[Row]]
+Line = tuple[str, list[Any], str]  # Place, cells, and why they could not be read
 
 
-def read_tsv(path: Path, *, header: bool = True) -> Iterator[Row]:
-    """Yields rows of a tab-separated file, as `read_csv`; quotes have no meaning."""
-    yield from _delimited(path, {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, header=header)
+def _named(
+    lines_of_cells: Callable[[Path], Iterator[Line]], path: Path, *, header: bool = True
+) -> Iterator[Row]:
+    """Yields rows with the names in the first line, or with positions `0`, `1`, ..., past a header."""
+    lines = lines_of_cells(path)
+    columns: list[str] = []
+    if not header:
+        first = list(islice(lines, _HEADER_ROWS))
+        lines = chain(first[1:] if _begins_with_header(first) else first, lines)
+    for where, cells, problem in lines:
+        if not columns and header:
+            if problem:
+                raise BadDataError(f"{where}: {problem}")
+            columns = ["" if cell is None else str(cell).strip() for cell in cells]
+            continue
+        columns = columns or [str(position) for position in range(len(cells))]
+        if not problem and len(cells) != len(columns):
+            problem = (
+                f"{len(cells)} fields, but the {'header' if header else 'first line'} has {len(columns)}"
+            )
+        yield Row({} if problem else dict(zip(columns, cells, strict=True)), where, broken=problem)
+
+
+def has_header(path: Path, end: str) -> bool:
+    """Whether the first line of a table in the format `end` names its columns, as the lines below it show."""
+    return end not in _CELLS or _begins_with_header(list(islice(_CELLS[end](path), _HEADER_ROWS)))
+
+
+def _begins_with_header(lines: Sequence[Line]) -> bool:
+    cells = [["" if cell is None else cell for cell in of] for _, of, problem in lines if not problem]
+    return bool(cells) and looks_like_a_header([str(cell).strip() for cell in cells[0]], cells[1:])
+
+
+def _delimited(path: Path, *, tabs: bool = False) -> Iterator[Line]:
+    """Yields the lines of a file with tabs, where quotes have no meaning, or with commas or semicolons."""
+    undecodable: list[str] = []
+
+    def decoded(raw_lines: Iterator[bytes]) -> Iterator[str]:
+        for raw in raw_lines:
+            try:
+                yield raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                undecodable.append(_not_utf8(error))
+                yield raw.decode("utf-8", "replace")
+
+    with closing(_raw_lines(path)) as raw_lines:
+        lines = decoded(raw_lines)
+        first = next(lines, "")
+        dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        if not tabs and "\t" not in first:
+            # strict: an unclosed quote is an error instead of one row with the rest of the file.
+            dialect = {"delimiter": ";" if ";" in first and "," not in first else ",", "strict": True}
+        reader = csv.reader(chain([first], lines), **dialect)
+        while True:
+            cells: list[str] = []
+            problem = ""
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                problem = f"not a row ({error})"
+            if undecodable:
+                problem = undecodable[0]
+                undecodable.clear()
+            if cells or problem:
+                yield f"{path}, line {reader.line_num}", cells, problem
+
+
+def _sheet(path: Path, name: str | None = None) -> Iterator[Line]:
+    """Yields the lines of a sheet of an Excel workbook that have a value; without a name, of the first."""
+    allowance = in_force()
+    with _workbook(path) as book:
+        sheet = book[name or book.sheetnames[0]]
+        for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+            if allowance is not None:
+                allowance.take(sum(len(str(cell)) for cell in cells))
+            if any(cell is not None for cell in cells):
+                yield f"{path}, sheet {sheet.title}, row {number}", list(cells), ""
+
+
+@contextmanager
+def _workbook(path: Path) -> Iterator[Any]:
+    # Imported here: only runs on workbooks pay for the import.
+    import openpyxl
+
+    try:
+        require(path)
+        if (allowance := in_force()) is not None:
+            with zipfile.ZipFile(path) as archive:
+                allowance.take(sum(member.file_size for member in archive.infolist()))
+        with closing(openpyxl.load_workbook(path, read_only=True, data_only=True)) as book:
+            yield book
+    except (zipfile.BadZipFile, KeyError, ValueError, SyntaxError) as error:  # the last for its XML
+        raise BadDataError(f"{path}: not an Excel workbook ({error}); save it as .xlsx again") from None
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
     """Yields rows of a Parquet file, in batches that keep memory bounded."""
     # Imported here: only runs on Parquet files pay for the import.
-    import pyarrow
     import pyarrow.parquet
+
+    allowance = in_force()
+
+    def batches() -> Iterator[Any]:
+        # Without a buffer, a column of a row group is read at once.
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=0 if allowance is None else _BUFFER_BYTES
+        ) as table:
+            yield from table.iter_batches(
+                **({} if allowance is None else {"batch_size": allowance.rows_at_once})
+            )
+
+    return _of_batches(path, batches, "a Parquet file")
+
+
+def read_arrow(path: Path) -> Iterator[Row]:
+    """Yields rows of a file of Arrow's IPC format, as a stream or as a file (Feather)."""
+    import pyarrow.ipc
+
+    def batches() -> Iterator[Any]:
+        with path.open("rb") as stream:
+            if stream.read(6) != b"ARROW1":
+                stream.seek(0)
+                yield from pyarrow.ipc.open_stream(stream)
+                return
+            file = pyarrow.ipc.open_file(stream)
+            yield from map(file.get_batch, range(file.num_record_batches))
+
+    return _of_batches(path, batches, "an Arrow file")
+
+
+def _of_batches(path: Path, batches: Callable[[], Iterator[Any]], what: str) -> Iterator[Row]:
+    import pyarrow
 
     number = 0
     allowance = in_force()
     try:
         require(path)
-        # Without a buffer, a column of a row group is read at once.
-        with pyarrow.parquet.ParquetFile(
-            path, buffer_size=0 if allowance is None else _BUFFER_BYTES
-        ) as table:
-            rows = {} if allowance is None else {"batch_size": allowance.rows_at_once}
-            for batch in table.iter_batches(**rows):
-                if allowance is not None:
-                    allowance.take(batch.nbytes)
-                columns = [
-                    _cells(path, name, column)
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                ]
-                for values in zip(*columns, strict=True):
-                    number += 1
-                    yield Row(dict(zip(batch.schema.names, values, strict=True)), f"{path}, row {number}")
+        for batch in batches():
+            if allowance is not None:
+                allowance.take(batch.nbytes)
+            names = batch.schema.names
+            columns = [_cells(path, name, column) for name, column in zip(names, batch.columns, strict=True)]
+            for values in zip(*columns, strict=True):
+                number += 1
+                yield Row(dict(zip(names, values, strict=True)), f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadDataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
+        raise BadDataError(f"{path}: not {what} ({str(error).splitlines()[0]})") from None
 
 
-READERS = {
+_CELLS: Mapping[str, Callable[[Path], Iterator[Line]]] = {
+    ".csv": _delimited,
+    ".csv.gz": _delimited,
+    ".tsv": (_tabbed := partial(_delimited, tabs=True)),
+    ".tsv.gz": _tabbed,
+    ".xlsx": _sheet,
+}
+"""Lines of tables whose first line may name the columns, by the end of the file's name."""
+HEADERLESS: Mapping[str, Reader] = {
+    end: partial(_named, cells, header=False) for end, cells in _CELLS.items()
+}
+"""Reader of a table whose columns are known by position."""
+read_csv = partial(_named, _delimited)
+read_tsv = partial(_named, _tabbed)
+
+READERS: Mapping[str, Reader] = {
     ".jsonl": read_json_lines,
     ".jsonl.gz": read_json_lines,
     ".json": read_json_lines,
@@ -178,17 +332,16 @@ READERS = {
     ".tsv": read_tsv,
     ".tsv.gz": read_tsv,
     ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".feather": read_arrow,
+    ".xlsx": partial(_named, _sheet),
 }
 """Reader of a table by the end of its file's name."""
 
-HEADERLESS = {
-    end: partial(reader, header=False) for end, reader in READERS.items() if reader in (read_csv, read_tsv)
-}
-"""Reader of a table whose first line is a row."""
-
 
 def ending(path: Path) -> str:
-    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    """Returns the end of a file's name that tells its format: `.csv`, `.csv.gz`; in lower case."""
+    return ("".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix).lower()
 
 
 def read_plain(path: Path) -> Iterator[Row]:
@@ -201,8 +354,9 @@ def read_text(path: Path) -> str:
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        _require_lines(path, error.object[:64])
         line = error.object[: error.start].count(b"\n") + 1
-        raise BadDataError(_not_utf8(path, line, error)) from None
+        raise BadDataError(f"{path}, line {line}: {_not_utf8(error)}") from None
     except DAMAGED as error:
         raise BadDataError(_damaged(str(path), error)) from None
     except OSError as error:
@@ -243,25 +397,74 @@ def _cells(path: Path, name: str, column: Any) -> list[Any]:
     return values
 
 
-def _delimited(path: Path, dialect: dict[str, Any], *, header: bool) -> Iterator[Row]:
-    with closing(_raw_lines(path)) as lines:
-        # strict: an unclosed quote is an error instead of one row with the rest of the file.
-        reader = csv.reader(_decoded(lines, path), **dialect)
+# -- Files with several tables ---------------------------------------------------------------------
+
+
+def sheets_in(path: Path, *, header: bool) -> Mapping[str, Callable[[], Iterator[Row]]]:
+    with _workbook(path) as book:
+        names = [name for name in book.sheetnames if next(book[name].iter_rows(values_only=True), None)]
+    return {name: partial(_named, partial(_sheet, name=name), path, header=header) for name in names}
+
+
+def tables_in(path: Path, *, header: bool) -> Mapping[str, Callable[[], Iterator[Row]]]:
+    """Returns the tables of a SQLite database, whose columns always have names."""
+
+    @contextmanager
+    def opened_database() -> Iterator[sqlite3.Connection]:
+        require(path)
+        uri = f"file:{quote(os.fspath(path))}?mode=ro&immutable=1"
         try:
-            columns = [name.strip() for name in next(reader, [])] if header else []
-            for values in reader:
-                if not values:
-                    continue
-                if not columns:
-                    columns = [str(position) for position in range(len(values))]
-                if len(values) != len(columns):
-                    raise BadDataError(
-                        f"{path}, line {reader.line_num}: {len(values)} fields, "
-                        f"but the {'header' if header else 'first line'} has {len(columns)}"
-                    )
-                yield Row(dict(zip(columns, values, strict=True)), f"{path}, line {reader.line_num}")
-        except csv.Error as error:
-            raise BadDataError(f"{path}, line {reader.line_num}: not a row ({error})") from None
+            with closing(sqlite3.connect(uri, uri=True)) as database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            raise BadDataError(f"{path}: not a SQLite database ({error}); export it again") from None
+
+    def read(name: str) -> Iterator[Row]:
+        quoted, allowance = name.replace('"', '""'), in_force()
+        with opened_database() as database:
+            rows = database.execute(f'SELECT * FROM "{quoted}"')
+            columns = [column[0] for column in rows.description]
+            for number, values in enumerate(rows, 1):
+                if allowance is not None:
+                    allowance.take(sum(len(str(value)) for value in values))
+                yield Row(dict(zip(columns, values, strict=True)), f"{path}, table {name}, row {number}")
+
+    with opened_database() as database:
+        found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+        return {name: partial(read, name) for (name,) in found if not name.startswith("sqlite_")}
+
+
+def splits_in(path: Path, *, header: bool) -> Mapping[str, Callable[[], Iterator[Row]]]:
+    """Returns the splits of what `save_to_disk` of the library `datasets` wrote to a folder."""
+    # Imported here: only runs on such folders pay for the import.
+    import datasets
+
+    for file in path.rglob("*"):
+        if file.is_file():
+            require(file)
+        named = read_json(file, "JSON").get("_data_files", []) if file.name == "state.json" else []
+        if any(Path(one["filename"]).name != one["filename"] for one in named):
+            raise BadDataError(f"{file}: names a file of another folder; save the dataset again")
+    try:
+        saved = datasets.load_from_disk(os.fspath(path))
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        raise BadDataError(f"{path}: not a saved dataset ({error}); save it again") from None
+
+    def read(name: str, split: Iterable[Any]) -> Iterator[Row]:
+        for number, row in enumerate(split, 1):
+            if (allowance := in_force()) is not None:
+                allowance.take(len(str(row)))
+            yield Row(row, f"{path}, split {name}, row {number}")
+
+    splits = saved if isinstance(saved, dict) else {"train": saved}
+    return {str(name): partial(read, name, split) for name, split in splits.items()}
+
+
+SEVERAL = {".xlsx": sheets_in, ".sqlite": tables_in, ".sqlite3": tables_in, ".db": tables_in}
+"""Tables in a file, by name."""
+
+
+# -- Lines of text ---------------------------------------------------------------------------------
 
 
 def _raw_lines(path: Path) -> Generator[bytes]:
@@ -270,7 +473,10 @@ def _raw_lines(path: Path) -> Generator[bytes]:
     try:
         with opened(path) as stream:
             for number, line in enumerate(lines_of(stream), 1):
-                yield line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if number == 1:
+                    _require_lines(path, line)
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                yield line
     except DAMAGED as error:
         raise BadDataError(_damaged(f"{path}, line {number + 1}", error)) from None
     except OSError as error:
@@ -289,15 +495,27 @@ def _from_json(raw: bytes) -> Any:
         return json.loads(raw.decode("utf-8"))
 
 
+def _require_lines(path: Path, first: bytes) -> None:
+    """Refuses text in UTF-16, and text whose lines end in a carriage return alone, by its first line."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in first[:64]:
+        raise BadDataError(
+            f"{path}, line 1: UTF-16, not UTF-8; convert it with iconv -f UTF-16 -t UTF-8 {path.name}"
+        )
+    before, mark, after = first.partition(b"\r")
+    if mark and after.strip(b"\r\n") and before.count(b'"') % 2 == 0:
+        raise BadDataError(
+            f"{path}, line 1: lines end in a carriage return alone; convert them with "
+            f"tr '\\r' '\\n' < {path.name}"
+        )
+
+
 def _decoded(lines: Iterator[bytes], path: Path) -> Iterator[str]:
     for number, raw in enumerate(lines, 1):
         try:
             yield raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadDataError(_not_utf8(path, number, error)) from None
+            raise BadDataError(f"{path}, line {number}: {_not_utf8(error)}") from None
 
 
-def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> str:
-    return (
-        f"{path}, line {line}: byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file to UTF-8"
-    )
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte 0x{error.object[error.start]:02x} is not UTF-8; convert the file to UTF-8"

@@ -15,14 +15,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from trainers.data.formats import READERS, Row, ending, read_lines
+from trainers.data.formats import READERS, SEVERAL, Reader, Row, ending, read_lines, splits_in
 from trainers.errors import BadDataError
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
+_EVALUATION = ("eval", "evaluation")
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {TRAIN: ("train",), VALIDATION: ("validation", "valid", "dev", "trial"), TEST: ("test",)}
-)
-"""What files call each part; of several names the first that exists is read."""
+    {
+        TRAIN: ("train", "training"),
+        VALIDATION: (
+            "validation", "valid", "val", "dev", "devel", "development", "testa", "trial", *_EVALUATION
+        ),
+        TEST: ("test", "testing", "testb", *_EVALUATION),
+    }
+)  # fmt: skip
+"""What files call each part; of several names the first is read that exists and is no earlier part."""
 
 RULES = 1  # Grows when a rule assigns an example to another part than before
 
@@ -30,7 +37,11 @@ _NUMBERED = r"[-_.](?P<number>\d+)(?:-of-(?P<count>\d+))?(?![a-z0-9])"
 """Behind a part's name, the number of a shard: `train-00003-of-00010.parquet`."""
 
 Found = TypeVar("Found")
-Readers = Mapping[str, Callable[[Path], Iterator[Row]]]  # Readers of tables by the end of the file's name
+Readers = Mapping[str, Reader]  # By the end of the file's name
+
+
+class AmbiguousPartError(BadDataError):
+    """Several files could be the same part."""
 
 
 class SplitRule(StrEnum):
@@ -43,11 +54,13 @@ class SplitRule(StrEnum):
 
 
 def named_parts(find: Callable[[str], Found | None]) -> dict[str, Found]:
-    firsts = {
-        part: next((one for one in map(find, names) if one is not None), None)
-        for part, names in NAMES.items()
-    }
-    return {part: first for part, first in firsts.items() if first is not None}
+    parts: dict[str, Found] = {}
+    for part, names in NAMES.items():
+        for name in names:
+            if (found := find(name)) is not None and found not in parts.values():
+                parts[part] = found
+                break
+    return parts
 
 
 def used_parts(parts: Mapping[str, Found], test: Literal["auto", "none"]) -> Mapping[str, Found]:
@@ -100,13 +113,63 @@ def _rows_of(files: Sequence[Path], read: Callable[[Path], Iterator[Row]]) -> It
 
 
 def tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
-    """Finds one file of rows (the training part), or a folder with `train.*` and perhaps further parts."""
-    return files_in(
-        path,
-        lambda file: ending(file) in readers,
-        partial(part_files, readers),
-        lambda file: readers[ending(file)](file),
-    )
+    """Finds one file of rows (the training part), or a folder with files for `train` and perhaps others.
+
+    A part's file is called `train.csv`, or its name contains `train` as a word, as in `SICK_train.txt`; a
+    `.txt` file with tabs is read as `.tsv`.
+    """
+
+    def reader_of(file: Path) -> Reader | None:
+        end = ending(file)
+        plain = end in readers and (path.is_file() or file.stem in chain.from_iterable(NAMES.values()))
+        return readers[".tsv"] if end == ".txt" and not plain and has_tabs(file) else readers.get(end)
+
+    def read(file: Path) -> Iterator[Row]:
+        reader = reader_of(file)
+        assert reader is not None
+        return reader(file)
+
+    ends: set[str] = set()
+
+    def alike(file: Path) -> bool:
+        return reader_of(file) is not None and (not ends or _plain(file) in ends)
+
+    def named(folder: Path, name: str) -> Sequence[Path]:
+        files = part_files(readers, folder, name) or loosely_named(alike, folder, name)
+        # The training part comes first: a file that is only like another part's has its format.
+        ends.update(map(_plain, files))
+        return files
+
+    return files_in(path, lambda file: reader_of(file) is not None, named, read)
+
+
+def several_tables(path: Path, *, header: bool, parts: Mapping[str, str]) -> Mapping[str, SourcePart] | None:
+    """Finds the sheets of a workbook, the tables of a database or the splits of a saved dataset."""
+    if path.is_file() and ending(path) in SEVERAL:
+        found, files = SEVERAL[ending(path)](path, header=header), [path]
+    elif any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        found, files = splits_in(path, header=header), [file for file in path.rglob("*") if file.is_file()]
+    else:
+        return None
+    tables = chosen_tables(str(path), found, parts)
+    return {part: SourcePart(files, read) for part, read in tables.items()}
+
+
+def chosen_tables(where: str, found: Mapping[str, Found], chosen: Mapping[str, str]) -> dict[str, Found]:
+    """Returns the table of each part: as chosen, or by their names, or the only one."""
+    if lost := next((name for name in chosen.values() if name not in found), None):
+        raise BadDataError(
+            f"{where} has no {lost!r}, which task.parts names (found: {', '.join(found)}); name one of these"
+        )
+    parts = {part: found[name] for part, name in chosen.items()} or named_parts(found.get)
+    if not parts and len(found) == 1:
+        parts = {TRAIN: next(iter(found.values()))}
+    if TRAIN not in parts:
+        raise BadDataError(
+            f"{where} has nothing called train (found: {', '.join(found) or 'nothing'}); set task.parts to "
+            "the name of each part"
+        )
+    return parts
 
 
 def part_files(readers: Readers, folder: Path, name: str) -> Sequence[Path]:
@@ -158,14 +221,8 @@ def _shards(name: str, files: Iterable[Path], before: str = "") -> list[Path]:
     return ordered
 
 
-def published_tables(path: Path, readers: Readers = READERS) -> Mapping[str, SourcePart] | None:
-    """Finds tables whose names contain `train`, `dev`, `test` or the like, such as `SICK_train.txt`."""
-    with_text = {**readers, ".txt": readers[".tsv"]}
-
-    def accept(file: Path) -> bool:
-        return ending(file) in with_text and (file.suffix != ".txt" or has_tabs(file))
-
-    return files_in(path, accept, partial(loosely_named, accept), lambda file: with_text[ending(file)](file))
+def _plain(file: Path) -> str:
+    return ending(file).removesuffix(".gz")
 
 
 def has_tabs(file: Path) -> bool:
@@ -173,17 +230,34 @@ def has_tabs(file: Path) -> bool:
     return "\t" in next((line for line, _ in read_lines(file)), "")
 
 
+def has_word(file: Path, name: str) -> bool:
+    """Whether a file's name contains one of a part's names as a word."""
+    return re.search(_word(name), file.name.lower()) is not None
+
+
+def _word(name: str) -> str:
+    return rf"(?<![a-z]){name}(?![a-z])"
+
+
+def matching(folder: Path, name: str) -> list[Path]:
+    files = (file for file in sorted(folder.iterdir()) if file.name[0] not in "._")
+    return [file for file in files if has_word(file, name) and file.is_file()]
+
+
+def matching_parts(folder: Path) -> dict[str, Path]:
+    """Returns the first file that could be of each part."""
+    return named_parts(lambda name: next(iter(matching(folder, name)), None))
+
+
 def loosely_named(accept: Callable[[Path], bool], folder: Path, name: str) -> Sequence[Path]:
     """Returns the acceptable file, or shards, whose name contains one of a part's names as a word."""
-    word = re.compile(rf"(?<![a-z]){name}(?![a-z])")
-    matches = [path for path in sorted(folder.iterdir()) if word.search(path.name.lower())]
-    matches = [path for path in matches if path.is_file() and accept(path)]
+    matches = [path for path in matching(folder, name) if accept(path)]
     if len(matches) > 1:
-        before = word.split(matches[0].name.lower())[0]
+        before = re.split(_word(name), matches[0].name.lower())[0]
         if len(shards := _shards(name, matches, re.escape(before))) == len(matches):
             return shards
-        raise BadDataError(
-            f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; keep one "
-            "of them in the folder"
+        raise AmbiguousPartError(
+            f"{folder}: {matches[0].name} and {matches[1].name} could both be the {name} part; set "
+            "task.parts to the file of each part, or keep one of them in the folder"
         )
     return matches

@@ -7,9 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LIST = re.compile(r"[\w-]+(,[\w-]+)*")
+_LABEL = r"[\w.&/-]+(?: [\w.&/-]+){0,3}"
+_LIST = re.compile(rf"(?:{_LABEL}(?:\s*[,|;]\s*{_LABEL})*)?")
+_MARKS = re.compile(r"[,|;]")
 _MOST_LABELS = 1000
 _LABEL_CHARACTERS = 40
+
+
+def split_labels(text: str) -> list[str]:
+    """Returns the labels in a text that separates them by commas, bars or semicolons."""
+    return [label.strip() for label in _MARKS.split(text) if label.strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +28,15 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether values are strings of several words, few of which occur twice."""
+        """Whether values are strings of several words, few of which occur twice, or sentences."""
         words = [len(value.split()) for value in self.values if isinstance(value, str)]
         return (
             len(words) == len(self.values) > 0
             and sum(words) >= 2 * len(words)
-            and not (len(words) >= 10 and len(set(self.values)) * 2 <= len(words))
+            and not (
+                len(words) >= 10
+                and len(set(self.values)) * (2 if sum(words) < 4 * len(words) else 20) <= len(words)
+            )
         )
 
     @property
@@ -36,14 +46,14 @@ class Column:
 
     @property
     def is_several_labels(self) -> bool:
-        """Whether values are lists of labels, or strings with commas between labels."""
+        """Whether values are lists of labels, or strings with commas, bars or semicolons between labels."""
         if not self.values:
             return False
         if all(isinstance(value, list) for value in self.values):
             return _recurring([one for value in self.values for one in value])
         if not all(isinstance(value, str) and _LIST.fullmatch(value) for value in self.values):
             return False
-        split = [value.split(",") for value in self.values]
+        split = [split_labels(value) for value in self.values]
         return any(len(one) > 1 for one in split) and _recurring([label for one in split for label in one])
 
     @property
@@ -51,6 +61,11 @@ class Column:
         """Whether values are numbers, some of them with a fraction."""
         numbers = [_number(value) for value in self.values]
         return bool(numbers) and None not in numbers and any(one is not None and one % 1 for one in numbers)
+
+    def is_like(self, other: Column) -> bool:
+        """Whether another column may hold the same: texts, numbers, or none but these values."""
+        kinds = (self.is_text and other.is_text) or (self.is_number and other.is_number)
+        return kinds or {*map(str, other.values)} <= {*map(str, self.values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,8 @@ class Guess:
 
 
 def looks_like_a_header(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bool:
-    if len(set(names)) < len(names) or not all(names):
+    # The column of an index has no name.
+    if len(set(names)) < len(names) or not all(names[1:]) or not any(names):
         return False
     if any(len(name) > 64 or len(name.split()) > 3 or _number(name) is not None for name in names):
         return False

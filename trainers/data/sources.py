@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainers.config import TaskConfig, Workspace
 from trainers.data.cache import FileSet, digest_of, fingerprint, preparing
-from trainers.data.formats import HEADERLESS, READERS, Row, ending
+from trainers.data.formats import HEADERLESS, READERS, SEVERAL, Row, ending
 from trainers.data.layouts import (
     RULES,
     TRAIN,
     Layout,
     SourcePart,
-    named_parts,
-    published_tables,
+    chosen_tables,
+    matching_parts,
+    several_tables,
     split_rule,
     tables,
     used_parts,
@@ -27,6 +31,9 @@ from trainers.data.paths import HUB, UnusablePath, id_on_hub, not_from_hub, reso
 from trainers.errors import BadDataError
 
 FactsT = TypeVar("FactsT", covariant=True)
+T = TypeVar("T")
+UNLABELLED, MALFORMED = "unlabelled", "malformed"
+_LISTED = 20  # Skipped rows that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +64,47 @@ def open_source(task: TaskConfig, workspace: Workspace) -> Source[FileSet]:
 
 def parts_at(path: Path, task: TaskConfig) -> Mapping[str, SourcePart]:
     """Returns the parts of a file or folder that a run reads, unread; raises also `OSError`."""
-    readers = HEADERLESS if task.headerless else READERS
-    layouts: tuple[Layout, ...] = (
-        partial(tables, readers=readers),
-        partial(published_tables, readers=readers),
-    )
-    for layout in (*task.info.layouts, *layouts):
-        parts = layout(path)
-        if parts is not None:
-            return used_parts(parts, task.test)
+    chosen: dict[str, str] = dict(task.parts.items())
+    if (several := several_tables(path, header=not task.headerless, parts=chosen)) is not None:
+        return used_parts(several, task.test)
+    if not chosen:
+        return used_parts(_found(path, task), task.test)
+    if not path.is_dir():
+        raise BadDataError(f"{path}: not a folder, so task.parts cannot name files in it; remove task.parts")
+    return used_parts({part: _files_named(path, name, task) for part, name in chosen.items()}, task.test)
+
+
+def _files_named(folder: Path, name: str, task: TaskConfig) -> SourcePart:
+    """Returns what `task.parts` names: a file, a folder of files, or files by a pattern."""
+    files = [folder / name] if (folder / name).exists() else sorted(folder.glob(name))
+    if len(files) == 1 and files[0].is_dir():
+        files = sorted(file for file in files[0].iterdir() if file.is_file() and file.name[0] not in "._")
+    if not files:
+        raise BadDataError(f"{folder}: no file {name}, which task.parts names; name one that is there")
+    parts = [_found(file, task)[TRAIN] for file in files]
+    every = [file for part in parts for file in part.files]
+    return SourcePart(every, lambda: chain.from_iterable(part.read() for part in parts))
+
+
+def _found(path: Path, task: TaskConfig) -> Mapping[str, SourcePart]:
+    readers = {**(HEADERLESS if task.headerless else READERS), **task.info.readers}
+    layouts: tuple[Layout, ...] = (*task.info.layouts, partial(tables, readers=readers))
+    for layout in layouts:
+        if (parts := layout(path)) is not None:
+            return parts
     if path.is_file():
-        raise BadDataError(f"{path}: unknown format '{ending(path)}'; use one of {', '.join(READERS)}")
+        raise BadDataError(
+            f"{path}: unknown format '{ending(path)}'; use one of {', '.join((*READERS, *SEVERAL))}"
+        )
     if not any(path.iterdir()):
         raise BadDataError(f"{path}: the dataset folder is empty")
+    others = matching_parts(path)
+    if others and TRAIN not in others:
+        named = " and ".join(f"{part} ({file.name})" for part, file in others.items())
+        raise BadDataError(
+            f"{path}: no training part, only {named}; add a file for train, or set task.parts to the file of "
+            "each part"
+        )
     raise BadDataError(
         f"{path}: no dataset found; expected train.jsonl, train.csv, train.tsv or train.parquet, "
         "or the task's own file layout (docs/tasks.md)"
@@ -83,32 +118,71 @@ def _of_files(path: Path, task: TaskConfig, memory: Path) -> Source[FileSet]:
     for name, part in parts.items():
         if prints[name].size_bytes == 0:
             raise BadDataError(f"{part.files[0]}: the dataset is empty")
-    return Source(path.name, prints, lambda part: renamed(parts[part].read(), task.columns))
+    return Source(path.name, prints, lambda part: renamed(parts[part].read(), part, task))
 
 
-def renamed(rows: Iterator[Row], columns: Mapping[str, str | int]) -> Iterator[Row]:
-    written = {name: str(column) for name, column in columns.items()}
-    return (row.renamed(written) for row in rows) if columns else rows
+def renamed(rows: Iterator[Row], part: str, task: TaskConfig) -> Iterator[Row]:
+    columns = {name: str(column) for name, column in task.columns_of(part).items()}
+    return (row.renamed(columns) for row in rows) if columns else rows
+
+
+@dataclass(slots=True)
+class SkippedRows:
+    """Rows of a part that `task.skip` leaves out: their number by its entries, and the first of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    first: list[str] = field(default_factory=list)
+
+    def lines(self, part: str) -> Iterator[str]:
+        if self.counts:
+            counts = " and ".join(f"{count} {kind}" for kind, count in self.counts.items())
+            yield f"{part}: rows skipped (task.skip): {counts}"
+            yield from (f"{part}: skipped: {problem}" for problem in self.first)
+
+
+def read_rows(
+    rows: Iterable[Row], use: Callable[[Row], T], task: TaskConfig, skipped: SkippedRows
+) -> Iterator[T]:
+    """Yields what `use` makes of each row, without those that `task.skip` leaves out."""
+    labels = task.info.labels
+    for row in rows:
+        try:
+            made = use(row)
+        except BadDataError as error:
+            unlabelled = not row.broken and bool(labels) and all(map(row.lacks, labels))
+            kind, problem = UNLABELLED if unlabelled else MALFORMED, str(error)
+            if kind not in task.skip:
+                # Where the column itself is missing or misnamed, all rows are alike.
+                if any(name in row.fields for name in labels) if unlabelled else not row.fields:
+                    problem += f", or set task.skip: [{kind}]"
+                raise BadDataError(problem) from None
+            skipped.counts[kind] += 1
+            if len(skipped.first) < _LISTED:
+                skipped.first.append(problem)
+            continue
+        yield made
 
 
 def source_identity(source: Source[FileSet], task: TaskConfig) -> dict[str, str | int | float]:
     """Returns number, size and hash of the files of a dataset, by part, and the rule of the test part."""
     by_part = ((part, asdict(files)) for part, files in source.parts.items())
     identity = {f"{part}.{name}": value for part, files in by_part for name, value in files.items()}
-    return {**identity, "test.rule": f"{split_rule(source.parts, task.test)} (version {RULES})"}
+    chosen = {"parts": json.dumps(task.parts, sort_keys=True)} if task.parts else {}
+    skipped = {"skip": ", ".join(sorted(task.skip))} if task.skip else {}
+    rule = f"{split_rule(source.parts, task.test)} (version {RULES})"
+    return {**identity, **chosen, **skipped, "test.rule": rule}
 
 
 def _on_hub(name: str, task: TaskConfig, *, offline: bool) -> Source[FileSet]:
     with preparing():
         splits = load_splits(name, offline=offline)
-    tables = named_parts(splits.get)
-    if TRAIN not in tables:
-        raise BadDataError(f"hub dataset '{name}' has no split named train (found: {', '.join(splits)})")
+    tables = chosen_tables(f"hub dataset '{name}'", splits, dict(task.parts.items()))
     tables = dict(used_parts(tables, task.test))
 
     def rows(part: str) -> Iterator[Row]:
         numbered = enumerate(tables[part], 1)
-        return renamed((Row(row, f"{name} ({part}), row {number}") for number, row in numbered), task.columns)
+        rows = (Row(row, f"{name} ({part}), row {number}") for number, row in numbered)
+        return renamed(rows, part, task)
 
     return Source(name, {part: _fingerprint(name, table) for part, table in tables.items()}, rows)
 

@@ -30,14 +30,14 @@ from trainers.data.selection import (
     normal,
     numbered_names,
 )
-from trainers.data.sources import Source, open_source, source_identity
+from trainers.data.sources import SkippedRows, Source, open_source, read_rows, source_identity
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
 from trainers.tasks.base import E, Facts, H, Parts, Prepared, Progress, Scoring, Task, TaskExample
 from trainers.tasks.info import CutFields, OwnFields
 
-_LAYOUT = 7  # Grows when the cache's content changes for the same input
+_LAYOUT = 8  # Grows when the cache's content changes for the same input
 _REPORT_S = 2.0
 _NOTES = "notes.json"
 _HEAD, _GOLD = "head.json", "gold.json"
@@ -278,15 +278,24 @@ class _Examples(Generic[E, H]):
         return line if limit == MAX_LENGTH else f"{line}; raise task.max_length to avoid this"
 
     def _place(self, example: E) -> str:
+        def placed(row: Row) -> tuple[E | None, str]:
+            return self._task.example(row, self._config), row.where
+
         for part in self._source.parts:
-            for row in self._source.rows(part):
-                other = self._task.example(row, self._config)
+            for other, where in read_rows(self._source.rows(part), placed, self._config, SkippedRows()):
                 if other is not None and other.texts == example.texts:
-                    return row.where
+                    return where
         return self._source.name
 
     def _read(self, part: str) -> list[E]:
-        rows = [self._task.example(row, self._config) for row in self._source.rows(part)]
+        skipped, config = SkippedRows(), self._config
+        found = self._source.rows(part)
+        rows = list(read_rows(found, lambda row: self._task.example(row, config), config, skipped))
+        self.notes.extend(skipped.lines(part))
+        if not rows and skipped.first:
+            raise BadDataError(
+                f"no row of the {part} part is left by task.skip; the first: {skipped.first[0]}"
+            )
         if not rows:
             advice = {"train": "", TEST: ", remove the file, or set task.test: none"}
             raise BadDataError(
@@ -399,7 +408,10 @@ def selection_identity(task: TaskConfig) -> Facts:
         "overlap": overlap_policy(task),
         "validation_fraction": task.validation_fraction,
         "split_seed": task.split_seed,
-        **{f"columns.{name}": column for name, column in task.columns.items()},
+        **{
+            f"columns.{name}": column if isinstance(column, str | int) else json.dumps(column, sort_keys=True)
+            for name, column in task.columns.items()
+        },
     }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainers.data.formats import Reader
 from trainers.data.layouts import Layout
 from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import Head
@@ -88,7 +89,10 @@ class TaskInfo:
     usual_length: int | None = None  # Default of `task.max_length`; None = the longest
     counted: str = "examples"  # Unit of `task.train_examples` and its siblings
     columns: tuple[str, ...] = ("text", "label")  # Fields of a row, which `task.columns` may rename
+    labels: tuple[str, ...] = ("label",)  # Fields that have what is learned, one of them in each row
     layouts: tuple[Layout, ...] = ()  # Official file formats, tried before tables of rows
+    # Readers of files that other tasks have none for, or another one, by the end of the name.
+    readers: Mapping[str, Reader] = field(default_factory=lambda: MappingProxyType({}))
     hub_id: str = ""  # Dataset that is used when `task.path` is unset; empty = there is none
     hub_examples: int | None = None  # Its training examples, for forecasts; None = unknown until read
     # Examples drawn from each part by default; empty = all.

@@ -10,9 +10,9 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,23 @@ from pydantic import ValidationError
 
 from trainers.config import TaskConfig
 from trainers.data.allowance import Allowance, Spent, within
-from trainers.data.formats import HEADERLESS, Row, ending, read_lines
-from trainers.data.layouts import SourcePart
-from trainers.data.sample import Column, Sample, looks_like_a_header
+from trainers.data.formats import READERS, SEVERAL, Row, ending, has_header, read_lines
+from trainers.data.layouts import (
+    NAMES,
+    TRAIN,
+    AmbiguousPartError,
+    SourcePart,
+    has_tabs,
+    has_word,
+    matching_parts,
+)
+from trainers.data.sample import Column, Sample, split_labels
 from trainers.data.selection import hashes, normal
-from trainers.data.sources import Source, parts_at, renamed
+from trainers.data.sources import MALFORMED, UNLABELLED, SkippedRows, Source, parts_at, read_rows, renamed
 from trainers.errors import BadDataError
 from trainers.tasks import TASKS
 from trainers.tasks.base import build
-from trainers.tasks.info import CutFields
+from trainers.tasks.info import CutFields, OwnFields, TaskInfo
 
 LOOK_BYTES = 8 << 20  # Most that is read of a dataset: its rows are held in memory
 LOOK_S = 2.0  # Longest time that it is read for
@@ -43,6 +51,9 @@ _SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
 _FILES_TRIED = 20  # Files of a folder without parts that are each looked at as a dataset, the largest first
 _LIST_BYTES = 1 << 16
 _SHOWN = 3
+_KINDS = (UNLABELLED, MALFORMED)
+_GARBLED = re.compile(r"[ÂÃ][\x80-\xbf]|â[\x80-\x9f\u0192-\u2122]|[\x80-\x9f\ufffd\ufeff]")
+"""Characters of UTF-8 that were decoded as another encoding, or not at all."""
 _PIECE = re.compile(r"\w+|[^\w\s]")
 _WHOLE, _REST, _DIGITS = 6, 3, 2
 """Characters of a word that is usually one token, of each further token, and of a token of digits: on English
@@ -56,6 +67,7 @@ class FirstRows:
     parts: Mapping[str, Sequence[Row]]
     whole: bool  # Whether these are all rows of all parts
     mistakes: Sequence[str]  # One line for each part with a row that cannot be used
+    skipped: SkippedRows = field(default_factory=SkippedRows)
 
 
 def mistakes_in(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> Sequence[str]:
@@ -98,19 +110,24 @@ def first_rows(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> F
     rules = build(task.name)
     parts: dict[str, list[Row]] = {}
     mistakes: list[str] = []
+    skipped = SkippedRows()
     whole = True
+
+    def sound(row: Row) -> Row:
+        rules.texts_of(row, task)
+        return row
+
     for part, source in sources.items():
         rows = parts.setdefault(part, [])
         try:
             with within(Allowance(LOOK_BYTES // len(sources), LOOK_S / len(sources), roots)):
-                for row in renamed(source.read(), task.columns):
-                    rules.texts_of(row, task)
+                for row in read_rows(renamed(source.read(), part, task), sound, task, skipped):
                     rows.append(row)
         except BadDataError as error:
             mistakes.append(str(error))
         except (Spent, OSError):
             whole = False
-    return FirstRows(parts, whole, mistakes)
+    return FirstRows(parts, whole, mistakes, skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,9 @@ class PartContents:
     numbers: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # least, mean, greatest
     lengths: Lengths | None = None
     duplicates: int = 0  # Examples whose texts occurred before in the part
-    mistakes: list[str] = field(default_factory=list)  # What is wrong with the first rows that cannot be used
+    skipped: SkippedRows = field(default_factory=SkippedRows)  # Rows that cannot be used
+    remarks: list[str] = field(default_factory=list)  # What is doubtful about rows that can be used
+    mistakes: list[str] = field(default_factory=list)  # Why the rest of the part cannot be read
     keys: set[int] = field(default_factory=set)  # Hashes of the examples' texts
 
 
@@ -141,12 +160,16 @@ class Proposal:
     task: Mapping[str, Any]  # Section `task` of a spec, without defaults
     certainty: int  # See `Guess`
     path: Path
-    mistakes: Sequence[str] = ()  # What a submission would refuse, in a few rows or of whole parts
+    unused: Mapping[str, str] = field(default_factory=dict)  # Why a file is left out, by its path
 
     @property
     def cuts(self) -> bool:
         """Whether the task cuts long texts; others divide or pack them."""
         return issubclass(TASKS[self.task["name"]].own_fields, CutFields)
+
+    @property
+    def config(self) -> TaskConfig:
+        return TaskConfig.model_validate({**self.task, "path": str(self.path)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +179,7 @@ class DataContents:
     proposals: Sequence[Proposal]  # Tasks that can read it, the likeliest first
     columns: Mapping[str | int, str]  # Columns as the files have them, with what they look like
     parts: Mapping[str, PartContents]  # Parts as the first proposal reads them
+    unused: Mapping[str, str]  # Why the first proposal does not read a file, by its path
     shared: Mapping[str, int]  # Examples that two parts have in common
     token_count: str  # How tokens were counted
     refused: Mapping[str, str]  # Why other tasks cannot read it, by task
@@ -166,18 +190,29 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DataContents:
     count = estimated_tokens if tokenizer is None else _counter(tokenizer)
     proposals, refused = _proposals(path)
     if not proposals and path.is_dir():
+        parts_there = matching_parts(path)
         files = sorted((one for one in path.iterdir() if one.is_file()), key=_size, reverse=True)
+        forms = {ending(file) for file in parts_there.values()}
+        files = [
+            one
+            for one in files
+            if one not in parts_there.values() and ending(one) in (forms or {ending(one)})
+        ]
         for file in files[:_FILES_TRIED]:
-            others, _ = _proposals(file)
-            proposals.extend(others)
-    proposals.sort(key=lambda one: (-one.certainty, bool(one.mistakes), -_size(one.path)))
-    best = proposals[0] if proposals else None
+            others = {part: other.name for part, other in parts_there.items()}
+            found, _ = _proposals(path, {TRAIN: file.name, **others}) if others else _proposals(file)
+            proposals.extend(found)
+    proposals.sort(key=lambda one: (-one.certainty, -_size(one.path)))
     parts: dict[str, PartContents] = {}
     columns: Mapping[str | int, str] = {}
-    if best is not None:
-        parts = _contents(best, count)
-        sample = _sample(best.path, TaskConfig.model_validate({**best.task, "path": str(best.path)}))
+    unused: Mapping[str, str] = {}
+    if proposals:
+        parts = _contents(proposals[0], count)
+        proposals[0] = best = _skipping(proposals[0], [part.skipped for part in parts.values()])
+        task = best.config
+        sample = _sample(best.path, task, TRAIN, by_position=task.headerless)
         columns = {} if sample is None else {one.name: _kind(one) for one in sample.columns}
+        unused = _unused(path, best)
     names = list(parts)
     shared = {
         f"{one} and {other}": len(parts[one].keys & parts[other].keys)
@@ -185,7 +220,29 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DataContents:
         for other in names[place + 1 :]
     }
     how = "a fast estimate" if tokenizer is None else f"the tokenizer of {tokenizer}"
-    return DataContents(path, _files(path), proposals, columns, parts, shared, how, refused)
+    return DataContents(path, _files(path), proposals, columns, parts, unused, shared, how, refused)
+
+
+def _unused(path: Path, best: Proposal) -> dict[str, str]:
+    read = {file for part in parts_at(best.path, best.config).values() for file in part.files}
+    lists = {file for file, names in _lists(path) if names == best.task.get("labels")}
+    others = {name: path / name for name in _files(path)} if path.is_dir() else {}
+    return {
+        name: best.unused.get(name) or _why_unused(file)
+        for name, file in others.items()
+        if file not in read and file not in lists
+    }
+
+
+def _why_unused(file: Path) -> str:
+    if ending(file) not in {*READERS, *SEVERAL, ".txt"}:
+        return "not a format of data"
+    part = next((part for part, names in NAMES.items() for name in names if has_word(file, name)), None)
+    return (
+        "its name has no part's name in it, such as train; to read it, set task.parts"
+        if part is None
+        else f"could be the {part} part; to read it, set task.parts.{part}"
+    )
 
 
 def estimated_tokens(texts: Sequence[str]) -> list[int]:
@@ -209,36 +266,133 @@ def _counter(folder: Path) -> CountTokens:
 # -- Which tasks can read it -----------------------------------------------------------------------
 
 
-def _proposals(path: Path) -> tuple[list[Proposal], dict[str, str]]:
-    """Returns the tasks whose checks the first rows pass, and why each other task's do not."""
+def _proposals(path: Path, parts: Mapping[str, str] | None = None) -> tuple[list[Proposal], dict[str, str]]:
+    """Returns the tasks that can read most of the first rows, and why each other task cannot."""
     proposals: list[Proposal] = []
     refused: dict[str, str] = {}
-    for name, info in TASKS.items():
+    for name in TASKS:
         try:
-            sample = _sample(path, TaskConfig(name=name, path=str(path)))
+            proposals.append(_proposal(name, path, parts or {}))
         except BadDataError as error:
             refused[name] = str(error)
-            continue
-        guess = None if sample is None else info.guess(sample)
-        if guess is None:
-            refused[name] = f"no columns for {', '.join(info.columns)}"
-            continue
-        try:
-            task = TaskConfig.model_validate({"name": name, "path": str(path), **guess.fields})
         except ValidationError as error:
             refused[name] = str(error.errors()[0]["msg"])
-            continue
-        mistakes = mistakes_in(path, task)
-        if mistakes and not _mostly_usable(path, task):
-            refused[name] = mistakes[0]
-        else:
-            proposals.append(Proposal({"name": name, **guess.fields}, guess.certainty, path, tuple(mistakes)))
     return proposals, refused
 
 
-def _sample(path: Path, task: TaskConfig) -> Sample | None:
-    rows = [] if task.headerless else _without_header(path, task)
-    rows = rows or _first_rows(path, task)
+def _proposal(name: str, path: Path, parts: Mapping[str, str]) -> Proposal:
+    info, task = TASKS[name], TaskConfig.model_validate({"name": name, "path": str(path), "parts": parts})
+    try:
+        sources = parts_at(path, task)
+    except AmbiguousPartError:
+        parts = {part: file.name for part, file in matching_parts(path).items()}
+        task = task.model_copy(update={"parts": parts})
+        sources = parts_at(path, task)
+    headed = [_has_header(file) for source in sources.values() for file in source.files[:_SHOWN]]
+    samples = {part: _sample(path, task, part, by_position=not all(headed)) for part in sources}
+    train = samples[TRAIN]
+    guess = None if train is None else info.guess(train)
+    if train is None or guess is None:
+        raise BadDataError(f"no columns for {', '.join(info.columns)}")
+    columns: dict[str, Any] = dict(guess.fields.get("columns", {}))
+    unused: dict[str, str] = {}
+    for part, sample in samples.items():
+        if sample is None or part == TRAIN:
+            continue
+        theirs, lacking = _other_names(guess.fields.get("columns", {}), train, sample, info)
+        if lacking:
+            why = f"no column for {', '.join(lacking)} in the {part} part"
+            if path.is_file():
+                raise BadDataError(why)
+            unused.update((str(file.relative_to(path)), why) for file in sources[part].files)
+            continue
+        for field_, column in theirs.items():
+            by_part = columns.setdefault(field_, dict.fromkeys(sources, field_))
+            if not isinstance(by_part, dict):
+                by_part = columns[field_] = dict.fromkeys(sources, by_part)
+            by_part[part] = column
+    if unused or parts:
+        parts = {
+            part: _name_of(source.files, path)
+            for part, source in sources.items()
+            if not {str(file.relative_to(path)) for file in source.files} & unused.keys()
+        }
+    fields = {
+        "name": name,
+        **({"parts": parts} if parts else {}),
+        **guess.fields,
+        **({"columns": columns} if columns else {}),
+    }
+    proposal = Proposal(fields, guess.certainty, path, unused)
+    first = first_rows(path, proposal.config.model_copy(update={"skip": _KINDS}))
+    usable = sum(map(len, first.parts.values()))
+    if (
+        first.mistakes
+        or (first.whole and not usable)
+        or 2 * usable < usable + first.skipped.counts[MALFORMED]
+    ):
+        raise BadDataError((*first.mistakes, *first.skipped.first, "no rows")[0])
+    return _skipping(proposal, [first.skipped])
+
+
+def _skipping(proposal: Proposal, skipped: Sequence[SkippedRows]) -> Proposal:
+    kinds = [
+        kind
+        for kind in _KINDS
+        if kind in proposal.task.get("skip", ()) or any(one.counts[kind] for one in skipped)
+    ]
+    return replace(proposal, task={**proposal.task, "skip": kinds}) if kinds else proposal
+
+
+def _other_names(
+    columns: Mapping[str, Any], train: Sample, other: Sample, info: TaskInfo
+) -> tuple[dict[str, str | int], list[str]]:
+    """Returns what another part calls fields whose column it lacks, and fields that it has no column for."""
+    there, here = ({column.name: column for column in sample.columns} for sample in (train, other))
+    places = dict(zip(there, here, strict=True)) if len(there) == len(here) else {}
+    guess = info.guess(other)
+    theirs: dict[str, str | int] = {}
+    lacking: list[str] = []
+    for name in info.columns:
+        column = columns.get(name, name)
+        if column not in there or (column in here and (here[column].values or name not in info.labels)):
+            continue
+        guessed = None if guess is None else guess.fields.get("columns", {}).get(name, name)
+        found = places.get(column)
+        if found is None or found in there or not there[column].is_like(here[found]):
+            found = guessed
+        if found is not None and found in here:
+            theirs[name] = found
+        elif guess is None:
+            lacking.append(name)
+    return theirs, lacking
+
+
+def _name_of(files: Sequence[Path], folder: Path) -> str:
+    names = [file.relative_to(folder).as_posix() for file in files]
+    prefix = "".join(
+        letters[0] for letters in takewhile(lambda of: len({*of}) == 1, zip(*names, strict=False))
+    )
+    return names[0] if len(names) == 1 else f"{prefix}*{ending(files[0])}"
+
+
+def _has_header(file: Path) -> bool:
+    try:
+        with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
+            is_table = ending(file) != ".txt" or has_tabs(file)
+            return not is_table or has_header(file, ".tsv" if ending(file) == ".txt" else ending(file))
+    except Spent:
+        return True
+
+
+def _sample(path: Path, task: TaskConfig, part: str, *, by_position: bool) -> Sample | None:
+    if by_position and not task.headerless:
+        task = task.model_copy(update={"columns": {task.info.columns[0]: 0}})
+    rows: list[Row] = []
+    with contextlib.suppress(Spent), within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
+        for row in islice(parts_at(path, task)[part].read(), _SAMPLE_ROWS):
+            if not row.broken:
+                rows.append(row)
     if not rows:
         return None
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
@@ -247,49 +401,10 @@ def _sample(path: Path, task: TaskConfig) -> Sample | None:
         values = [value for row in rows if (value := row.fields.get(name)) not in (None, "")]
         position = int(name) if all(str(one).isdigit() for one in names) else name
         columns.append(Column(position, values))
-    return Sample(columns, _lists(path))
+    return Sample(columns, [names for _, names in _lists(path)])
 
 
-def _without_header(path: Path, task: TaskConfig) -> list[Row]:
-    """Returns the rows of delimited files whose first line is a row; none where it names the columns."""
-    headerless = task.model_copy(update={"columns": {task.info.columns[0]: 0}})
-    try:
-        with within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
-            files = parts_at(path, task)["train"].files
-        ends = {ending(file) for file in files}
-        if not (ends <= HEADERLESS.keys() or (len(files) == 1 and ends == {".txt"})):
-            return []
-        rows = _first_rows(path, headerless)
-    except (BadDataError, Spent):
-        return []
-    cells = [list(row.fields.values()) for row in rows]
-    if not cells or not all(isinstance(cell, str) for row in cells for cell in row):
-        return []
-    return [] if looks_like_a_header([cell.strip() for cell in cells[0]], cells[1:]) else rows
-
-
-def _mostly_usable(path: Path, task: TaskConfig) -> bool:
-    rules, usable = build(task.name), 0
-    try:
-        rows = list(renamed(iter(_first_rows(path, task)), task.columns))
-    except BadDataError:
-        return False
-    for row in rows:
-        with contextlib.suppress(BadDataError):
-            rules.texts_of(row, task)
-            usable += 1
-    return 2 * usable > len(rows)
-
-
-def _first_rows(path: Path, task: TaskConfig) -> list[Row]:
-    rows: list[Row] = []
-    with contextlib.suppress(Spent), within(Allowance(_SAMPLE_BYTES, _SAMPLE_S)):
-        for row in islice(parts_at(path, task)["train"].read(), _SAMPLE_ROWS):
-            rows.append(row)
-    return rows
-
-
-def _lists(path: Path) -> list[list[str]]:
+def _lists(path: Path) -> list[tuple[Path, list[str]]]:
     folder = path if path.is_dir() else path.parent
     lists = []
     for file in sorted(folder.glob("*.txt"))[:20]:
@@ -297,7 +412,7 @@ def _lists(path: Path) -> list[list[str]]:
             if file.is_file() and file.stat().st_size <= _LIST_BYTES:
                 lines = [line.strip() for line, _ in read_lines(file) if line.strip()]
                 if len(lines) > 1 and len(set(lines)) == len(lines) and max(map(len, lines)) <= 100:
-                    lists.append(lines)
+                    lists.append((file, lines))
         except BadDataError:
             continue
     return lists
@@ -317,16 +432,18 @@ def _kind(column: Column) -> str:
 
 
 def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]:
-    task = TaskConfig.model_validate({**proposal.task, "path": str(proposal.path)})
+    task = proposal.config.model_copy(update={"skip": _KINDS})
     root = proposal.path if proposal.path.is_dir() else proposal.path.parent
     with within(Allowance(_ALL_BYTES, _ALL_S)):
         return {
-            part: _read_part(source, task, root, count)
+            part: _read_part(part, source, task, root, count)
             for part, source in parts_at(proposal.path, task).items()
         }
 
 
-def _read_part(source: SourcePart, task: TaskConfig, root: Path, count: CountTokens) -> PartContents:
+def _read_part(
+    name: str, source: SourcePart, task: TaskConfig, root: Path, count: CountTokens
+) -> PartContents:
     rules = build(task.name)
     files = [str(file.relative_to(root)) for file in source.files[:_SHOWN]]
     if len(source.files) > _SHOWN:
@@ -334,22 +451,27 @@ def _read_part(source: SourcePart, task: TaskConfig, root: Path, count: CountTok
     part = PartContents(files, len(source.files))
     texts: list[Sequence[str]] = []
     values: dict[str, list[Any]] = {}
-    for row in _usable_rows(renamed(source.read(), task.columns), part):
-        content: Sequence[str] = ()
-        try:
-            content = rules.texts_of(row, task)
-        except BadDataError as error:
-            if len(part.mistakes) < _SHOWN:
-                part.mistakes.append(str(error))
-        part.empty += _has_empty_text(row, task)
+    text_fields = [one for one in task.info.columns if one not in task.info.labels]
+    # A text may have several customs codes, and as many labels as `multi_label` allows.
+    judged = "label" in task.info.labels and not getattr(task.own(OwnFields), "multi_label", False)
+    placed: list[tuple[str, Sequence[str], Any]] = []
+
+    def use(row: Row) -> tuple[Row, Sequence[str]]:
+        part.empty += any(one in row.fields and row.lacks(one) for one in text_fields)
+        return row, rules.texts_of(row, task)
+
+    rows = _usable_rows(renamed(source.read(), name, task), part)
+    for row, content in read_rows(rows, use, task, part.skipped):
         if not content:
             continue
         part.usable += 1
         texts.append(content)
-        for name in task.info.columns:
-            value = row.fields.get(name)
-            if value is not None and value not in content:
-                values.setdefault(name, []).append(value)
+        placed.append((row.where, content, row.fields.get("label") if judged else None))
+        for one in task.info.labels:
+            value = row.fields.get(one)
+            if value is not None:
+                values.setdefault(one, []).append(value)
+    part.remarks.extend(_remarks(placed))
     keys = hashes(normal("\n".join(one)) for one in texts).tolist()
     part.keys = set(keys)
     part.duplicates = len(keys) - len(part.keys)
@@ -374,24 +496,47 @@ def _usable_rows(rows: Iterator[Row], part: PartContents) -> Iterator[Row]:
         part.mistakes.append(str(error))
 
 
-def _has_empty_text(row: Row, task: TaskConfig) -> bool:
-    values = [row.fields[name] for name in task.info.columns if name in row.fields]
-    return any(isinstance(value, str) and not value.strip() for value in values)
+def _remarks(rows: Sequence[tuple[str, Sequence[str], Any]]) -> Iterator[str]:
+    """Yields what is doubtful about usable rows, given as their place, texts and label."""
+    garbled = [
+        (where, damage.string[max(0, damage.start() - 10) : damage.end() + 10])
+        for where, texts, _ in rows
+        if (damage := next(filter(None, map(_GARBLED.search, texts)), None))
+    ]
+    if garbled:
+        where, shown = garbled[0]
+        yield (
+            f"{len(garbled):,} {'row looks' if len(garbled) == 1 else 'rows look'} decoded with the wrong "
+            f"encoding, the first at {where} ({shown!r}); repair the text, such as with ftfy.fix_text"
+        )
+    labels: dict[int, str] = {}
+    contrary: dict[int, str] = {}
+    for where, texts, label in rows:
+        if isinstance(label, str | int):
+            key = hash(normal("\n".join(texts)))
+            if labels.setdefault(key, str(label).strip()) != str(label).strip():
+                contrary.setdefault(key, where)
+    if contrary:
+        yield (
+            f"{len(contrary):,} {'text has' if len(contrary) == 1 else 'texts have'} two labels, the first "
+            f"at {next(iter(contrary.values()))}; keep one row of each"
+        )
 
 
 def _describe(column: Column, part: PartContents) -> None:
     name = str(column.name)
-    if column.is_number:
-        numbers = [float(value) for value in column.values]
+    filled = replace(column, values=[value for value in column.values if value not in ("", [])])
+    if filled.is_number:
+        numbers = [float(value) for value in filled.values]
         part.numbers[name] = (min(numbers), sum(numbers) / len(numbers), max(numbers))
-    elif column.is_several_labels:
+    elif filled.is_several_labels:
         part.labels[name] = Counter(
             str(label)
             for value in column.values
-            for label in (value if isinstance(value, list) else value.split(","))
+            for label in ((value if isinstance(value, list) else split_labels(value)) or ["(none)"])
         )
-    elif column.is_label:
-        part.labels[name] = Counter(map(str, column.values))
+    elif filled.is_label:
+        part.labels[name] = Counter(map(str, filled.values))
 
 
 def _lengths(texts: Sequence[Sequence[str]], count: CountTokens) -> Lengths:

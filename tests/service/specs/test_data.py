@@ -70,7 +70,8 @@ MISTAKES = {
     "missing label": (
         {"train.jsonl": labelled(0, 1, None)},
         CLASSIFICATION,
-        "train.jsonl, line 3, field label: missing (found: text, label); remove the row or fill it",
+        "train.jsonl, line 3, field label: missing (found: text, label); remove the row or fill it, or set "
+        "task.skip: [unlabelled]",
     ),
     "label of validation alone": (
         {"train.jsonl": labelled(*"abab"), "validation.jsonl": labelled(*"abc", words="other")},
@@ -108,13 +109,14 @@ MISTAKES = {
     "not UTF-8": (
         {"train.jsonl": labelled(0).encode() + b'{"text": "caf\xe9", "label": 1}\n'},
         CLASSIFICATION,
-        "train.jsonl, line 2: byte 0xe9 is not UTF-8; convert the file to UTF-8",
+        "train.jsonl, line 2: byte 0xe9 is not UTF-8; convert the file to UTF-8, or set task.skip: "
+        "[malformed]",
     ),
     "not JSON": (
         {"train.jsonl": labelled(0, 1) + '{"text": "cut off\n'},
         CLASSIFICATION,
         "train.jsonl, line 3: not a JSON object (Invalid control character at: line 1 column 18 (char 17)); "
-        "write one object per line",
+        "write one object per line, or set task.skip: [malformed]",
     ),
     "no dataset": (
         {"readme.md": "nothing"},

@@ -100,6 +100,49 @@ def test_a_validation_part_alone_is_halved_the_same_way_in_any_order_and_with_an
     assert {*examples_of(first.test)} == {*examples_of(second.test)}
 
 
+def test_skipped_rows_are_counted_and_listed(prepared):
+    write_rows(prepared.folder / "train.jsonl", [*ROWS, ("no label", None), ("blank", " ")])
+    with (prepared.folder / "train.jsonl").open("a") as stream:
+        stream.write("no JSON\n")
+    with pytest.raises(
+        BadDataError, match=r"line 61, field label: missing .*, or set task.skip: .unlabelled"
+    ):
+        prepared("classification")
+    with pytest.raises(BadDataError, match=r"line 63: not a JSON object .*, or set task.skip: .malformed"):
+        prepared("classification", skip=["unlabelled"])
+    data = prepared("classification", skip=["unlabelled", "malformed"])
+    assert len(data.train) + len(data.validation) + len(data.test) == 60
+    counts, *skipped = [line for line in prepared.lines if "skipped" in line]
+    assert counts == "train: rows skipped (task.skip): 2 unlabelled and 1 malformed"
+    assert [re.search(r"line \d+", line)[0] for line in skipped] == ["line 61", "line 62", "line 63"]
+    assert data.identity["skip"] == "malformed, unlabelled"
+
+
+def test_a_part_of_which_nothing_is_left_is_refused(prepared):
+    write_rows(prepared.folder / "train.jsonl", [(text, None) for text, _ in ROWS])
+    with pytest.raises(BadDataError, match=r"no row of the train part is left by task\.skip; .*line 1"):
+        prepared("classification", skip=["unlabelled"])
+
+
+def test_plain_texts_skip_broken_rows(prepared):
+    rows = [(f"line {i} of some words {i * 7 % 13}", 0) for i in range(400)]
+    write_rows(prepared.folder / "train.jsonl", rows)
+    with (prepared.folder / "train.jsonl").open("ab") as stream:
+        stream.write(b'{"text": "caf\xe9"}\n')
+    prepared("mlm", max_length=8, skip=["malformed"])
+    assert "train: rows skipped (task.skip): 1 malformed" in prepared.lines
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_class_in_the_first_row_of_each_part_alone_is_a_header(prepared, tested):
+    # Its name is too long for `positions skip a header`.
+    for part in ("train", "test")[: 1 + tested]:
+        lines = [f"{'label of the text ' * 2}\tthe text", *(f"{label}\t{text}" for text, label in ROWS)]
+        (prepared.folder / f"{part}.tsv").write_text("\n".join(lines))
+    with pytest.raises(BadDataError, match=r"occurs once in each part, in its first row, as a header does"):
+        prepared("classification", columns={"label": 0, "text": 1}, overlap="allow")
+
+
 def test_one_file_gives_all_three_parts_and_the_test_part_is_fixed(prepared):
     write_rows(prepared.folder / "train.jsonl", ROWS)
     data = prepared()

@@ -8,16 +8,21 @@ import gzip
 import itertools
 import json
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
+import datasets
+import openpyxl
 import pyarrow
 import pytest
 from pyarrow import parquet
+from pydantic import ValidationError
 
 from tests.trainers.corpora import write_task
 from trainers.config import TaskConfig, Workspace
-from trainers.data.sources import open_source
+from trainers.data.sources import open_source, source_identity
 from trainers.entrypoint import train
 from trainers.errors import BadDataError, BadSpecError
 from trainers.reporting import NeverStop, NullSink
@@ -31,9 +36,16 @@ def open_at(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
 
-    def opened(path: str | None = "set", task: str = "imdb", test: str = "auto", **workspace):
+    def opened(
+        path: str | None = "set",
+        task: str = "imdb",
+        test: str = "auto",
+        columns: dict | None = None,
+        parts: dict | None = None,
+        **workspace,
+    ):
         return open_source(
-            TaskConfig(name=task, path=path, test=test),
+            TaskConfig(name=task, path=path, test=test, columns=columns or {}, parts=parts or {}),
             Workspace(
                 checkpoints="unused", cache=str(tmp_path / "cache"), data_roots=(str(root),), **workspace
             ),
@@ -175,6 +187,211 @@ def test_a_long_text_is_a_field_of_csv(open_at):
     text = "word " * 40_000
     write(open_at.folder / "train.csv", f"text,label\n{text},1\n")
     assert rows_of(open_at()) == [(text, "1")]
+
+
+TABLE = {"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]}
+
+
+def write_sheets(path: Path, **sheets: int) -> None:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, count in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in [("text", "label"), *ROWS][:count]:
+            sheet.append(row)
+    book.save(path)
+
+
+def write_database(path: Path, *tables: str) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        for table in tables:
+            quoted = table.replace('"', '""')
+            database.execute(f'CREATE TABLE "{quoted}" (text TEXT, label TEXT)')
+            database.executemany(f'INSERT INTO "{quoted}" VALUES (?, ?)', ROWS)
+        database.commit()
+
+
+def write_saved(path: Path, *splits: str) -> None:
+    each = {split: datasets.Dataset.from_dict(TABLE) for split in splits}
+    (datasets.DatasetDict(each) if splits[1:] else each[splits[0]]).save_to_disk(path)
+
+
+def write_arrow(path: Path, form) -> None:
+    table = pyarrow.table(TABLE)
+    with pyarrow.OSFile(str(path), "wb") as stream, form(stream, table.schema) as writer:
+        writer.write_table(table)
+
+
+def test_arrow_as_stream_and_as_file(open_at):
+    open_at.folder.mkdir()
+    write_arrow(open_at.folder / "train.arrow", pyarrow.ipc.new_stream)
+    write_arrow(open_at.folder / "test.feather", pyarrow.ipc.new_file)
+    assert rows_of(open_at()) == rows_of(open_at(), "test") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare"),
+    [
+        ("set.xlsx", lambda path: write_sheets(path, Tabelle1=3, Tabelle2=0)),
+        ("set.sqlite", lambda path: write_database(path, "reviews")),
+        ("set", lambda path: write_saved(path, "train")),
+    ],
+)
+def test_one_table_of_a_workbook_or_database_is_the_training_part(open_at, name, prepare):
+    prepare(open_at.folder.parent / name)
+    source = open_at(name)
+    assert (list(source.parts), rows_of(source)) == (["train"], ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare"),
+    [
+        ("set.xlsx", lambda path: write_sheets(path, train=3, dev=3, notes=3)),
+        ("set.db", lambda path: write_database(path, "train", "dev", "notes")),
+        ("set", lambda path: write_saved(path, "train", "validation")),
+    ],
+)
+def test_tables_are_parts_by_their_names(open_at, name, prepare):
+    prepare(open_at.folder.parent / name)
+    source = open_at(name)
+    assert list(source.parts) == ["train", "validation"]
+    assert rows_of(source, "validation") == ROWS
+
+
+def test_tables_are_chosen_by_the_spec(open_at):
+    path = open_at.folder.parent / "set.sqlite"
+    write_database(path, "old", 'the "new"')
+    with pytest.raises(BadDataError, match=r"has nothing called train \(found: old, .*; set task\.parts"):
+        open_at("set.sqlite")
+    assert rows_of(open_at("set.sqlite", parts={"train": 'the "new"'})) == ROWS
+    with pytest.raises(BadDataError, match=r"has no 'older', which task\.parts names \(found: old, "):
+        open_at("set.sqlite", parts={"train": "older"})
+
+
+def test_a_sheet_among_other_parts_may_have_no_header(open_at):
+    open_at.folder.mkdir()
+    book = openpyxl.Workbook()
+    for row in ROWS * 3:
+        book.active.append(row)
+    book.save(open_at.folder / "train.xlsx")
+    source = open_at(columns={"text": 0, "label": 1})
+    assert rows_of(source) == ROWS * 3
+    assert next(source.rows("train")).where.endswith("train.xlsx, sheet Sheet, row 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("set.xlsx", "not an Excel workbook"),
+        ("set.sqlite", "not a SQLite database"),
+        ("set.arrow", "not an Arrow file"),
+        ("set/state.json", "set: not a saved dataset"),
+    ],
+)
+def test_damaged_files_of_each_kind_are_named(open_at, name, message):
+    write(open_at.folder.parent / name, "{}" if name.endswith("json") else "no such file at all " * 100)
+    with pytest.raises(BadDataError, match=message):
+        rows_of(open_at(name.removesuffix("/state.json")))
+
+
+def test_a_saved_dataset_names_no_file_of_another_folder(open_at):
+    write_saved(open_at.folder, "train")
+    state = open_at.folder / "state.json"
+    state.write_text(state.read_text().replace('"data-', '"../data-'))
+    with pytest.raises(BadDataError, match="names a file of another folder"):
+        open_at()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.csv", "text;label\nfine, and hot;1\n"),
+        ("train.csv", "text\tlabel\nfine, and hot\t1\n"),
+        ("train.CSV", 'text,label\n"fine, and hot",1\n'),
+    ],
+)
+def test_the_mark_between_columns_is_that_of_the_first_line(open_at, name, content):
+    write(open_at.folder / name, content)
+    assert rows_of(open_at()) == [("fine, and hot", "1")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "text,label\nfine,1\n".encode("utf-16"),
+            r"line 1: UTF-16, not UTF-8; .*iconv -f UTF-16",
+        ),
+        ("text,label\nfine,1\n".encode("utf-16-le"), r"train\.csv, line 1: UTF-16"),
+        (b"text,label\rfine,1\r", r"train\.csv, line 1: lines end in a carriage return alone; .* tr "),
+    ],
+)
+def test_unusual_text_names_its_conversion(open_at, content, message):
+    write(open_at.folder / "train.csv", content)
+    with pytest.raises(BadDataError, match=message):
+        rows_of(open_at())
+
+
+LABELLED = "fine cup\tpos\ndull cup\tneg\n" * 4
+
+
+@pytest.mark.parametrize("header", ["", "sentence\tlabel\n", "\tlabel\n", "id\tname of it\n"])
+def test_positions_skip_a_header(open_at, header):
+    write(open_at.folder / "train.tsv", header + LABELLED)
+    rows = rows_of(open_at(columns={"text": 0, "label": 1}))
+    assert rows == [("fine cup", "pos"), ("dull cup", "neg")] * 4
+
+
+def test_columns_by_part(open_at):
+    for part, name in (("train", "sentence"), ("dev", "content"), ("test", "text")):
+        write(open_at.folder / f"{part}.tsv", f"{name}\tlabel\n{LABELLED}")
+    source = open_at(columns={"text": {"train": "sentence", "validation": "content"}})
+    assert rows_of(source) == rows_of(source, "validation") == rows_of(source, "test")
+
+
+def test_parts_are_files_patterns_and_folders(open_at):
+    for name in ("one.jsonl", "two-a.jsonl", "two-b.jsonl", "three/x.jsonl", "three/y.jsonl", "train.jsonl"):
+        write(open_at.folder / name, json_lines(ROWS))
+    parts = {"train": "two-*.jsonl", "validation": "one.jsonl", "test": "three"}
+    source = open_at(parts=parts)
+    assert {part: files.files for part, files in source.parts.items()} == {
+        "train": 2,
+        "validation": 1,
+        "test": 2,
+    }
+    assert rows_of(source) == rows_of(source, "test") == ROWS * 2
+    assert source_identity(source, TaskConfig(name="imdb", parts=parts))["parts"] == json.dumps(
+        parts, sort_keys=True
+    )
+    with pytest.raises(BadDataError, match=r"no file four\.jsonl, which task\.parts names"):
+        open_at(parts={"train": "four.jsonl"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"test": "a.tsv"}, "parts names no file for train"),
+        ({"train": "../a.tsv"}, r"parts\.train '\.\./a\.tsv' leads out of task\.path"),
+        ({"train": "/etc/passwd"}, "leads out"),
+        ({"training": "a.tsv"}, "parts"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(parts, message):
+    with pytest.raises(ValidationError, match=message):
+        TaskConfig(name="imdb", path="set", parts=parts)
+
+
+def test_only_files_of_the_same_format_are_parts_by_resemblance(open_at):
+    write(open_at.folder / "train.jsonl", json_lines(ROWS))
+    write(open_at.folder / "my-val.jsonl", json_lines(ROWS))
+    write(open_at.folder / "test_results.csv", "a,b\n1,2\n")
+    assert list(open_at().parts) == ["train", "validation"]
+
+
+def test_a_test_part_alone_is_refused(open_at):
+    write(open_at.folder / "test.jsonl", json_lines(ROWS))
+    with pytest.raises(BadDataError, match=r"no training part, only test \(test\.jsonl\)"):
+        open_at()
 
 
 def test_tab_separated_quotes_have_no_meaning(open_at):
@@ -461,9 +678,9 @@ def test_empty_file_is_said(open_at):
 
 
 def test_unknown_format_is_said(open_at):
-    write(open_at.folder.with_suffix(".xlsx"), "x")
-    with pytest.raises(BadDataError, match=r"unknown format '\.xlsx'; use one of \.jsonl"):
-        open_at("set.xlsx")
+    write(open_at.folder.with_suffix(".docx"), "x")
+    with pytest.raises(BadDataError, match=r"unknown format '\.docx'; use one of \.jsonl"):
+        open_at("set.docx")
 
 
 def test_unknown_label_names_line_and_choices(configure, tmp_path):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from trainers.data.formats import Row, read_text
 from trainers.data.layouts import SourcePart, named_parts
-from trainers.data.sample import Column, Guess, Sample
+from trainers.data.sample import Column, Guess, Sample, split_labels
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Label, ListedFields, Score, TaskInfo
@@ -38,7 +38,7 @@ ClassWeights = Annotated[
 
 class LabelFields(ListedFields):
     multi_label: bool = False
-    """A text has any number of labels: a list, or a text with commas."""
+    """A text has any number of labels: a list, or a text with commas, bars or semicolons between them."""
     class_weights: ClassWeights | None = None
     """Factor of each label's training loss: balanced = inverse to its frequency, or a factor by label, 1 for
     those left out; unset = 1."""
@@ -57,7 +57,7 @@ class LabelFields(ListedFields):
 def _guess(sample: Sample) -> Guess | None:
     texts = sample.texts[:2]
     several = next((one for one in sample.columns if one.is_several_labels), None)
-    labels = [one for one in sample.columns if one.is_label]
+    labels = [one for one in sample.columns if one.is_label and len(set(one.values)) > 1]
     label = several or sample.column("label") or (labels[-1] if labels else None)
     if not texts or label is None or label in texts or label.is_number:
         return None
@@ -67,13 +67,17 @@ def _guess(sample: Sample) -> Guess | None:
         fields["multi_label"] = True
     if (names := _names(label, sample)) is not None:
         fields["labels"] = names
-    return Guess(fields, 2)
+    # A number behind it is what is to be predicted; such a label tells where a text is from.
+    after = sample.columns[sample.columns.index(label) :]
+    return Guess(fields, 1 if label.name != "label" and any(one.is_number for one in after) else 2)
 
 
 def _names(label: Column, sample: Sample) -> list[str] | None:
     """Returns the list next to the data that the labels are positions in."""
     written = {
-        one for value in label.values for one in (value if isinstance(value, list) else str(value).split(","))
+        one
+        for value in label.values
+        for one in (value if isinstance(value, list) else split_labels(str(value)))
     }
     if not all(str(one).isdigit() for one in written):
         return None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +16,9 @@ from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import TaskConfig
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
+from trainers.data.sample import split_labels
 from trainers.data.tokens import TokenSet
-from trainers.errors import BadSpecError
+from trainers.errors import BadDataError, BadSpecError
 from trainers.model_kinds.heads import IGNORED, ClassHead
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.classification import LabelFields
@@ -153,6 +154,19 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             f"unknown label {name[:80]!r}; use one of {listed}, or a position from 0 to {len(labels) - 1}",
         )
 
+    @override
+    def divide(self, parts: Mapping[str, list[Labelled]], task: TaskConfig) -> dict[str, list[Labelled]]:
+        firsts = {examples[0].labels for examples in parts.values()}
+        if len(firsts) == 1 and (len(parts) > 1 or task.headerless):
+            (first,) = firsts
+            once = all(sum(one.labels == first for one in examples) == 1 for examples in parts.values())
+            if once and all(len(examples) > 2 for examples in parts.values()):
+                raise BadDataError(
+                    f"label {', '.join(first)!r} occurs once in each part, in its first row, as a header "
+                    "does; remove that line, or name the columns in task.columns"
+                )
+        return super().divide(parts, task)
+
     def stratum(self, labels: Sequence[str]) -> int:
         return zlib.crc32("\n".join(sorted(labels)).encode())
 
@@ -274,7 +288,7 @@ def by_label(labels: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) ->
 def _several(row: Row) -> list[str | int]:
     value = row.fields.get("label")
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return [*split_labels(value)]
     if not isinstance(value, list) or not all(isinstance(one, str | int) for one in value):
         raise row.refusal(
             "label", f"{str(value)[:80]!r} is not a list of labels; write a list, or a text with commas"

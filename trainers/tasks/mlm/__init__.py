@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from trainers.data.formats import READERS, ending, read_plain
-from trainers.data.layouts import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    SourcePart,
-    files_in,
-    has_tabs,
-    loosely_named,
-    tables,
-)
+from trainers.data.formats import read_plain
+from trainers.data.layouts import TEST, TRAIN, VALIDATION
 from trainers.data.prose import form_of
 from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import VocabularyHead
 from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
-
-_READERS = {".txt": read_plain, ".txt.gz": read_plain, ".tokens": read_plain, **READERS}
-
-
-def plain_texts(path: Path) -> Mapping[str, SourcePart] | None:
-    """Finds a file of texts, one per line or in a field `text`, or `train.*`, perhaps `valid.*`, `test.*`."""
-    return tables(path, _READERS)
-
-
-def published_texts(path: Path) -> Mapping[str, SourcePart] | None:
-    """Finds texts whose names contain `train` and the like: `ptb.train.txt`, `wiki.train.tokens`."""
-
-    def accept(file: Path) -> bool:
-        return _READERS.get(ending(file)) is read_plain and not has_tabs(file)
-
-    return files_in(path, accept, partial(loosely_named, accept), read_plain)
 
 
 class MaskFields(OwnFields):
@@ -71,7 +43,8 @@ MLM = TaskInfo(
     usual_length=128,
     counted="sequences",
     columns=("text",),
-    layouts=(plain_texts, published_texts),
+    labels=(),
+    readers={".txt": read_plain, ".txt.gz": read_plain, ".tokens": read_plain},
     guess=_guess,
     hub_id="Salesforce/wikitext:wikitext-2-raw-v1",
     default_examples={TRAIN: 65_536, VALIDATION: 8_192, TEST: 8_192},

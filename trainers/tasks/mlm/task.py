@@ -24,7 +24,7 @@ from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.prose import UNKNOWN, detokenised
 from trainers.data.selection import hashes, normal, numbered_names
-from trainers.data.sources import Source, open_source, source_identity
+from trainers.data.sources import SkippedRows, Source, open_source, read_rows, source_identity
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
@@ -202,10 +202,11 @@ class _Corpus:
 
     def texts(self, part: str) -> Generator[str]:
         """Yields the texts of a part in the order of the files; blank ones are left out."""
-        for row in self._source.rows(self._read_from(part)):
-            text = _text_of(row)
+        skipped = SkippedRows()
+        for text in read_rows(self._source.rows(self._read_from(part)), _text_of, self._task, skipped):
             if text is not None and self._part_of(text, part) == part:
                 yield detokenised(text, self.form)
+        self.notes.extend(line for line in skipped.lines(part) if line not in self.notes)
 
     def _read_from(self, part: str) -> str:
         if part == TEST and self._rule is SplitRule.half:

@@ -93,6 +93,7 @@ SQUAD_V2 = TaskInfo(
     own_fields=SpanFields,
     counted="questions",
     columns=("id", "question", "context", "answers", "title", "is_impossible"),
+    labels=("answers",),
     layouts=(official,),
     guess=columns_named("id", "question", "context", "answers"),
     hub_id="rajpurkar/squad_v2",

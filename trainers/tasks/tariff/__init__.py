@@ -55,6 +55,7 @@ def _reader_of(file: Path) -> Reader | None:
 def read_harmonized_system(path: Path) -> Iterator[Row]:
     """Yields rows of the Harmonized System as CSV: columns `hscode`, `description`, `parent`, `level`."""
     for row in read_csv(path):
+        row.require()
         if row.fields["hscode"] != "TOTAL":  # the sum of all, which has no code
             yield Row({"text": row.text("description"), "code": row.fields["hscode"]}, row.where)
 
@@ -67,6 +68,7 @@ def read_us_tariff(path: Path) -> Iterator[Row]:
     """
     above: list[tuple[int, str]] = []
     for row in read_csv(path):
+        row.require()
         try:
             indent = int(row.fields["Indent"])
         except ValueError:
@@ -127,6 +129,7 @@ TARIFF = TaskInfo(
     headline="accuracy",
     own_fields=CodeFields,
     columns=("text", "code"),
+    labels=("code",),
     layouts=(official,),
     guess=columns_named("text", "code"),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from trainers.data.formats import READERS, Row, ending, read_lines
+from trainers.data.formats import READERS, SEVERAL, Row, ending, read_lines
 from trainers.data.layouts import SourcePart, files_in, loosely_named
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
@@ -19,7 +19,7 @@ _COMMENT = re.compile(r"#\s*\S+\s*=")
 OUTSIDE = "O"
 _TAG = re.compile(r"[BI]-.+")
 _DOCUMENT = "-DOCSTART-"
-_NOT_COLUMNS = {*READERS, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".tsv", ".tsv.gz"}
+_NOT_COLUMNS = {*READERS, *SEVERAL, ".md", ".html", ".pdf", ".zip", ".tar", ".gz"} - {".tsv", ".tsv.gz"}
 _ENTITIES = Score("1", better="higher")
 
 
@@ -105,6 +105,7 @@ TOKEN_CLASSIFICATION = TaskInfo(
     headline="entity_f1",
     own_fields=TagFields,
     columns=("tokens", "tags", "text", "spans"),
+    labels=("tags", "spans"),
     layouts=(column_files,),
     guess=_guess,
 )

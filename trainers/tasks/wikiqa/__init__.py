@@ -72,6 +72,7 @@ WIKIQA = TaskInfo(
     own_fields=CutFields,
     counted="questions",
     columns=("question", "sentence", "label", "question_id"),
+    labels=("label", "Label"),
     layouts=(official,),
     guess=_guess,
     hub_id="microsoft/wiki_qa",
