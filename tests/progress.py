@@ -13,7 +13,7 @@ EVERY_S = 30.0
 
 
 class Progress:
-    """Counts tests as they end, and writes a line every half minute."""
+    """Counts tests as they end, and writes a line every half minute, while it collects them too."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,9 +23,19 @@ class Progress:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session
 
+    def pytest_collectreport(self) -> None:
+        self.write()
+
+    def pytest_runtest_logstart(self) -> None:
+        self.write()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.ended += report.when == "teardown"
         self.failed += report.failed
+        self.write()
+
+    def write(self) -> None:
+        """Writes a line if the last one is half a minute old."""
         now_s = time.monotonic()
         if now_s - self.written_s >= EVERY_S:
             self.written_s = now_s
@@ -34,10 +44,9 @@ class Progress:
     def line(self, seconds: float) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
         minutes, rest = divmod(int(seconds), 60)
-        return (
-            f"{self.name}: {self.ended:,} of {self.session.testscollected:,} tests{failed}"
-            f" after {minutes} min {rest} s"
-        )
+        collected = self.session.testscollected
+        done = f"{self.ended:,} of {collected:,} tests{failed}" if collected else "collecting tests"
+        return f"{self.name}: {done} after {minutes} min {rest} s"
 
 
 def is_open() -> bool:

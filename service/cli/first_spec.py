@@ -214,14 +214,11 @@ def _commented(spec: Mapping[str, Any]) -> str:
     import yaml
 
     parts = []
-    for name, value in spec.items():
-        flow = isinstance(value, list) or name == "length"
+    for name in sorted(spec, key=[*_COMMENTS, *spec].index):
+        # Lists, and sections of plain values, are written on one line.
+        style = None if isinstance(spec[name], dict | list) else False
         written = yaml.safe_dump(
-            {name: value},
-            sort_keys=False,
-            width=76,
-            allow_unicode=True,
-            default_flow_style=None if flow else False,
+            {name: spec[name]}, sort_keys=False, width=76, allow_unicode=True, default_flow_style=style
         )
-        parts.append(f"# {_COMMENTS[name]}\n{written}")
+        parts.append(f"# {_COMMENTS[name]}\n{written}" if name in _COMMENTS else written)
     return "\n".join(parts)
