@@ -539,4 +539,4 @@ def test_a_printed_spec_trains_as_it_is(
     )
     outcome = train(config, NullSink(), NeverStop())
     assert outcome.step == outcome.total_steps > 0
-    assert outcome.summary["test_validation_loss"] > 0
+    assert outcome.summary["test_loss"] > 0
