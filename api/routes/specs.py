@@ -29,7 +29,7 @@ from service.config.document import SpecError
 from service.config.examples import Example, examples
 from service.domain.records import Items
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
-from service.planner.preview import Preview, Validated, notes_of, planned_runs
+from service.planner.preview import Preview, Validated, infeasible_cells, notes_of, planned_runs
 from service.planner.start_forecasts import planned_start
 from service.scheduling.admission import admit, checked_plans, fresh, read_spec
 from service.specs.experiment import json_schema
@@ -134,6 +134,8 @@ async def preview_spec(
             forecast = replace(forecast, warnings=(*forecast.warnings, *further))
         return Preview(
             run_count=spec.run_count(),
+            cell_count=spec.grid_count() // spec.runs_per_cell,
+            infeasible_cells=infeasible_cells(plans),
             reused_count=len(reuse.runs),
             cluster_age_s=now - snapshot.at_s if snapshot else None,
             items=[

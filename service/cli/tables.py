@@ -417,7 +417,7 @@ def preview_table(runs: Sequence[PlannedRun]) -> Table:
     seed = ["seed", *["repeat"] * any(run.repeat for run in runs)]
     rows = []
     for run in runs:
-        here = Text("yes", style="green") if run.feasible else Text(run.reason or "no", style="red")
+        here = Text("yes", style="green") if run.feasible else Text("no", style="red")
         if run.reused_from is not None:
             here = Text(f"reuses run:{run.reused_from}", style="green")
         few, many = run.min_workers, run.workers
@@ -439,7 +439,11 @@ def print_preview(planned: Preview) -> None:
     console().print(preview_table(planned.items))
     left = planned.run_count - len(planned.items)
     reused = f", {planned.reused_count:,} reused" if planned.reused_count else ""
-    say(f"{planned.run_count:,} runs in total{reused}" + (f", {left:,} not shown (--limit)" if left else ""))
+    hidden = f", {left:,} not shown (--limit)" if left else ""
+    cells = f"{planned.cell_count:,} cell{'s' * (planned.cell_count != 1)}"
+    say(f"{cells}, {planned.run_count:,} runs in total{reused}{hidden}")
+    for line in _reason_lines(planned):
+        say(line)
     for line in exclusive_lines(planned.items):
         say(line)
     for reason in dict.fromkeys(run.not_reused for run in planned.items if run.not_reused):
@@ -455,6 +459,20 @@ def print_preview(planned: Preview) -> None:
         note(f"note: {line}")
     if planned.cluster_age_s is None:
         note("no scheduler has reported the cluster yet: capacity was not checked")
+
+
+def _reason_lines(planned: Preview) -> Iterator[str]:
+    """Yields each reason once, although most are those of many runs."""
+    for reason, cells in planned.infeasible_cells.items():
+        yield f"{cells:,} of {planned.cell_count:,} cells would end at once: {reason}"
+    shown: dict[str, list[int]] = {}
+    for run in planned.items:
+        if run.reason is not None and run.reason not in planned.infeasible_cells:
+            shown.setdefault(run.reason, []).append(run.index)
+    for reason, runs in shown.items():
+        whole = len(runs) == runs[-1] - runs[0] + 1
+        which = f"{runs[0]} to {runs[-1]}" if whole and len(runs) > 1 else ", ".join(map(str, runs))
+        yield f"not here, # {which}: {reason}"
 
 
 def exclusive_lines(runs: Sequence[PlannedRun]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from service.domain.serialization import Serializable
 from service.domain.start_forecasts import PlannedStart
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
-from service.specs.experiment import ExperimentSpec, InfeasibleCell, cell_of
+from service.specs.experiment import ExperimentSpec, InfeasibleCell, RunPlan, cell_of
 from service.specs.fields import WantedPrecision
 from trainers.config import SHARERS, Precision
 
@@ -51,6 +52,8 @@ class Preview(Serializable):
     """One page of the runs that a spec would make."""
 
     run_count: int  # Runs of the whole grid
+    cell_count: int  # Combinations of axis values, or points that the search may suggest
+    infeasible_cells: dict[str, int]  # Number of cells that would end at once, by reason
     reused_count: int  # Runs of the whole grid that are reused; 0 unless the spec says `reuse: true`
     cluster_age_s: float | None
     """Age of the view of the cluster; null when there is none, and then capacity is not judged."""
@@ -76,6 +79,11 @@ class Validated(Serializable):
     @classmethod
     def of(cls, spec: ExperimentSpec) -> Validated:
         return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
+
+
+def infeasible_cells(plans: Iterable[RunPlan]) -> dict[str, int]:
+    """Returns how many cells contradict themselves, by reason."""
+    return Counter({plan.cell: plan.refusal.reason for plan in plans if plan.refusal}.values())
 
 
 def planned_runs(

@@ -12,6 +12,7 @@ from service.config.document import parse
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.records import MeasurementRow
 from service.domain.states import ExperimentState, RunState
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.specs.experiment import validate
 from service.store import RecordBatch
 from tests.service.cli.house import SPEC, House
@@ -171,6 +172,23 @@ def test_preview_lists_the_runs_and_what_is_left_out(house: House) -> None:
     ]  # fmt: skip
 
 
+def test_preview_gives_each_reason_once_below_the_table(house: House) -> None:
+    node = ClusterNode("1", "1", True, {"CPU": 1.0}, {})
+    house.queue.put_cluster(ClusterSnapshot(house.store.clock(), True, None, (node,)))
+    text = SPEC.replace("[fp32, bf16]", "[fp32, bf16]\n    hardware: [cpu, T4, TPUv3]")
+    shown = house.run("preview", house.spec(text), "--limit", "20", width=300).stdout.splitlines()
+    assert "12 cells, 24 runs in total, 4 not shown (--limit)" in shown
+    tpu = (
+        "hardware: 'TPUv3' is listed for comparison only: torch-tpu, which starts at v4, does not support it"
+    )
+    assert [line for line in shown if "not here" in line or "would end" in line] == [
+        f"4 of 12 cells would end at once: {tpu}",
+        "2 of 12 cells would end at once: precision: T4 does not support bf16; it supports fp32, fp16",
+        "not here, # 4 to 7: no node has hardware T4 (Ray resource accelerator_type:T4); the cluster "
+        "has no accelerators",
+    ]
+
+
 def test_reuse_is_previewed_submitted_and_shown(house: House) -> None:
     house.whole_experiment()
     wider = house.spec(SPEC.replace("[16, 32]", "[16, 32, 64]"))
@@ -289,7 +307,7 @@ def test_disturbed_results_are_left_out_or_measured_again(house: House) -> None:
     )
     house.store.recording.record(RecordBatch(measurements=[row]))
     told = house.run("compare", str(number), width=140).output
-    assert "1 of 8 runs disturbed: foreign processes (precision=fp32, " in told
+    assert "1 of 8 runs disturbed: foreign processes (precision=fp32 batch=16); " in told
     assert "leave them out with --undisturbed" in told
     table = house.json("compare", str(number), "--undisturbed")
     assert [row["finished"] for row in table["rows"]] == [1, 2, 2, 2]
