@@ -9,9 +9,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 from pydantic import JsonValue
@@ -186,6 +186,28 @@ def _one_line(error: yaml.YAMLError) -> str:
     text = str(getattr(error, "problem", None) or error).splitlines()[0]
     text += next((f"; {fix}" for problem, fix in _FIXES.items() if text.startswith(problem)), "")
     return f"line {mark.line + 1}: {text}" if mark is not None else text
+
+
+_SHAPES = {
+    **dict.fromkeys(("list_type", "tuple_type"), "input should be a list, such as [{}]"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type"), "input should be a section of fields"
+    ),
+    "string_type": "input should be text",
+}
+"""By type of pydantic's errors, our words where its own are those of Python or JSON."""
+
+
+def error_words(entry: Mapping[str, Any]) -> str:
+    """Returns one of pydantic's errors as a problem's message: value, constraint and fix."""
+    kind = entry["type"]
+    if kind == "missing":
+        return "this field is required; add it"
+    if kind == "value_error":
+        return f"{entry['ctx']['error']}"
+    shown = shortened(json.dumps(entry["input"], default=str))
+    words = _SHAPES[kind].format(shown) if kind in _SHAPES else entry["msg"].partition(" after validation")[0]
+    return f"{shown}: {words[0].lower()}{words[1:]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from pathlib import Path
 from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.config.document import SpecError, parse
+from service.config.document import SpecError, error_words, parse
 from service.config.hardware import CATALOGUE, Hardware
 from service.config.hosts import AllowedHosts
+from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 from trainers.config import Site
 
@@ -164,7 +165,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, (name, *first["loc"])))
-            raise ValueError(f"{path}: {field}: {first['msg']}") from None
+            raise ValueError(f"{path}: {field}: {error_words(first)}") from None
         merged = {**CATALOGUE, **own}
         for name, hardware in merged.items():
             if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
@@ -186,8 +187,10 @@ class Settings(BaseSettings):
                 sites[pool] = Site.model_validate(entry)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            words = [pool, *(str(part) for part in first["loc"] if str(part) in Site.model_fields)]
-            raise ValueError(f"{path}: {'.'.join(words)}: {first['msg']}") from None
+            field, problem = str(first["loc"][0]) if first["loc"] else "", error_words(first)
+            if first["type"] == "extra_forbidden":
+                problem = f"unknown key; {nearest(field, Site.model_fields)}"
+            raise ValueError(f"{path}: {f'{pool}.{field}'.rstrip('.')}: {problem}") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         return sites

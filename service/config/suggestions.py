@@ -98,13 +98,15 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def meant(word: str, known: Collection[str]) -> list[str]:
-    """Returns the known names that mean a word: those it is an alias of, else those of another section."""
+    """Returns the known names that mean a word: by alias, else with this last part, else that end in it."""
     whole = word.casefold().replace("-", "_")
     last = whole.rpartition(".")[2]
     aliases = [*ALIASES.get(whole, ()), *ALIASES.get(last, ())]
-    return list(dict.fromkeys(name for name in aliases if name in known)) or [
-        name for name in known if name.rpartition(".")[2] == last
-    ]
+    return (
+        list(dict.fromkeys(name for name in aliases if name in known))
+        or [name for name in known if name.rpartition(".")[2] == last]
+        or [name for name in known if name.endswith(f"_{last}")]
+    )
 
 
 def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:

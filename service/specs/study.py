@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
 
@@ -56,6 +56,7 @@ class ModelSource:
 
     part: str
     by_seed: bool  # Each seed's own run; else the best of all
+    path: str = field(default="", compare=False)  # Where it is named, in the spec of the part that does
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +207,10 @@ def _replaced(value: Any, path: str, model_of: Callable[[ModelSource], str]) -> 
     if len(value) == 1:
         ((key, text),) = value.items()
         if key == "best" and isinstance(text, str):
-            return model_of(ModelSource(text, by_seed=False))
+            return model_of(ModelSource(text, False, path))
         if key == "run" and isinstance(text, str):
             if text.endswith(_SAME_SEED):
-                return model_of(ModelSource(text.removesuffix(_SAME_SEED), by_seed=True))
+                return model_of(ModelSource(text.removesuffix(_SAME_SEED), True, path))
             shown = shortened(text)
             message = f"'{shown}' has no seed; write PART/seed for its run of the same seed, or use best"
             raise SpecError([_invalid(f"{path}.run", message)])
@@ -219,11 +220,13 @@ def _replaced(value: Any, path: str, model_of: Callable[[ModelSource], str]) -> 
 def _naming_problems(parts: Mapping[str, PartSpec], written: Mapping[str, Any]) -> Iterator[Problem]:
     known = True
     for part in parts.values():
+        paths = {source.part: source.path for source in part.sources} | {part.tuned: "tuned"}
         for needed in part.needs:
             if needed not in written:
                 known = False
-                message = f"'{shortened(needed)}' is not a part of the study; {nearest(needed, written)}"
-                yield _invalid(f"parts.{part.name}", message)
+                others = [name for name in written if name != part.name]
+                message = f"'{shortened(needed)}' is not a part of the study; {nearest(needed, others)}"
+                yield _invalid(f"parts.{part.name}.{paths[needed]}", message)
         base = parts.get(part.tuned or "")
         if base is not None and (first := base.tuned) is not None:
             message = f"part {part.tuned} is tuned itself; name the part that tuned it, {shortened(first)}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, refusal, shortened
+from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, error_words, refusal
 from service.config.suggestions import SCHEMA, all_of, did_you_mean, meant, nearest, spelt_like
 from service.search import SEARCHES, Search
 from service.search import protocol as searches
@@ -59,22 +58,17 @@ def _problem(entry: Any, document: Mapping[str, object]) -> Problem:
     location = [str(part) for part in entry["loc"]]
     kind = entry["type"]
     path = _document_path(location, document)
-    if kind == "missing":
-        return Problem("missing-field", path, "this field is required; add it")
-    if kind == "value_error":
-        error = entry["ctx"]["error"]
-        stable = "grid-too-large" if isinstance(error, GridTooLarge) else "invalid-value"
-        return Problem(stable, path, f"{error}")
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
-    shown = shortened(json.dumps(entry["input"], default=str))
-    message = entry["msg"][0].lower() + entry["msg"][1:]
-    if kind == "list_type":
-        message = f"input should be a list, such as [{shown}]"
+    if isinstance(entry.get("ctx", {}).get("error"), GridTooLarge):
+        stable = "grid-too-large"
+    message = error_words(entry)
+    if path.endswith(("model.name", "model.teacher")) and isinstance(entry["input"], dict):
+        message += "; or, in a study, {best: PART} or {run: PART/seed}"
     elif kind == "string_pattern_mismatch" and (
         similar := _matching(entry["input"], entry["ctx"]["pattern"])
     ):
         message += f", such as {similar}"
-    return Problem(stable, path, f"{shown}: {message}")
+    return Problem(stable, path, message)
 
 
 def _matching(text: str, pattern: str) -> str | None:

@@ -29,7 +29,7 @@ class Optimizer(Section):
     the least; 1 = the same for all."""
     scale_learning_rate: float | None = Field(default=None, gt=0.0, le=10.0)
     """Peak learning rate of the learned scales and shifts of quantised inputs; unset = `learning_rate`."""
-    betas: tuple[float, ...] | None = None
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...] | None = None
     """Decay rates, as many as the update rule has; unset = its usual ones, such as (0.9, 0.999) for adamw."""
     eps: float = Field(default=1e-8, gt=0.0, le=1.0)
     """Added to the denominator, dimensionless."""
@@ -74,15 +74,12 @@ class Optimizer(Section):
                 f"warmup_steps {self.warmup_steps} and warmup_fraction {self.warmup_fraction:g} are both "
                 "set; remove one"
             )
-        betas, count = self.betas or self.info.betas, len(self.info.betas)
+        count = len(self.info.betas)
         if self.betas is not None and len(self.betas) != count:
             raise ValueError(
                 f"betas has {len(self.betas)} values, but {self.name} takes {count}; "
                 "change optimizer.betas or optimizer.name"
             )
-        for beta in betas:
-            if not 0.0 <= beta < 1.0:
-                raise ValueError(f"beta {beta} is outside [0, 1); change optimizer.betas")
         for choice, registry in _OWNERS.items():
             for field in sorted({option for info in registry.values() for option in info.options}):
                 self._require_own(field, choice, registry)

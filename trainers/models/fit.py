@@ -56,6 +56,12 @@ def student_misfits(
             "chosen; remove model.layers",
         )
     yield from _frozen_misfits(run, model, family, fields)
+    if run.distillation.layer_weights is not None and run.model.layers is None:
+        for kind in ("hidden", "relation"):
+            try:
+                run.distillation.layer_weights.of_layers(kind, family.shape(fields).layers)
+            except ValueError as error:
+                yield Misfit(f"distillation.layer_weights.{kind}", f"{error}")
     yield from teacher_misfits(run, model, family, fields)
 
 

@@ -39,9 +39,17 @@ def test_each_pool_has_its_site_and_a_table_is_read_by_hour(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("default: {pu: 1.4}\n", r"sites\.yaml: default: Extra inputs are not permitted"),
-        ("default: {pue: 0.5, pue_source: x}\n", r"sites\.yaml: default\.pue: .*greater than or equal to 1"),
-        ("north: {idle_w: 40}\n", r"sites\.yaml: north: .*idle_w has no idle_source; say there"),
+        ("default: {pu: 1.4}\n", r"sites\.yaml: default\.pu: unknown key; did you mean 'pue'\?"),
+        ("default: 1.4\n", r"sites\.yaml: default: 1\.4: input should be a section"),
+        (
+            "default: {idle_w: many, idle_source: x}\n",
+            r'default\.idle_w: "many": input should be a valid number',
+        ),
+        (
+            "default: {pue: 0.5, pue_source: x}\n",
+            r"sites\.yaml: default\.pue: 0\.5: .*greater than or equal to 1",
+        ),
+        ("north: {idle_w: 40}\n", r"sites\.yaml: north: idle_w has no idle_source; say there"),
         ("a: {carbon_kg_per_kwh: no.csv, carbon_source: x}\n", r"carbon_kg_per_kwh: .*no\.csv: No such file"),
         (
             "a: {carbon_kg_per_kwh: b.csv, carbon_source: x}\n",

@@ -117,7 +117,7 @@ def test_values_that_are_tried_for_one_arm_alone_may_be_linked_too() -> None:
         ),
         ({"part": {}}, "part: unknown key; did you mean 'parts'?"),
         ({"parts": {}}, "parts: {}: dictionary should have at least 1 item"),
-        ({"parts__teacher": 3}, "parts.teacher: 3: input should be an object"),
+        ({"parts__teacher": 3}, "parts.teacher: 3: input should be a section of fields"),
         (
             {"parts__student__model__teacher": {"run": "teacher"}},
             "parts.student.model.teacher.run: 'teacher' has no seed; write PART/seed for its run of the same "
@@ -125,7 +125,12 @@ def test_values_that_are_tried_for_one_arm_alone_may_be_linked_too() -> None:
         ),
         (
             {"parts__student__model__teacher": {"best": "teachr"}},
-            "parts.student: 'teachr' is not a part of the study; did you mean 'teacher'?",
+            "parts.student.model.teacher: 'teachr' is not a part of the study; did you mean 'teacher'?",
+        ),
+        (
+            {"parts__student__model__teacher": {"bst": "teacher"}},
+            'parts.student.model.teacher: {"bst": "teacher"}: input should be text; or, in a study, {best: '
+            "PART} or {run: PART/seed}",
         ),
         (
             {"parts__teacher__model": {"teacher": {"best": "student"}}},
@@ -199,6 +204,10 @@ def test_a_mistake_is_one_line(changes: dict[str, Any], line: str) -> None:
         (
             {"parts__again": {"tuned": "final", "over": ["optimizer.name"], "seeds": [20]}},
             "parts.again.tuned: part final is tuned itself; name the part that tuned it, tuning",
+        ),
+        (
+            {"parts__final__tuned": "tunig"},
+            "parts.final.tuned: 'tunig' is not a part of the study; did you mean 'tuning'?",
         ),
         ({"parts__final__precision": "bf16"}, "parts.final.precision: unknown key; known: "),
         (
