@@ -256,7 +256,7 @@ def with_differing_fields(
         for name in axis_names()
         if name not in axes
         and name not in _WITHOUT_EFFECT
-        and len({json.dumps(flat.get(name)) for flat in resolved.values()}) > 1
+        and len({json.dumps(flat.get(name)) for flat in resolved.values() if _has_effect(name, flat)}) > 1
     ]
     if not differing and all(run.point.keys() == axes.keys() for run in runs):
         return list(runs)
@@ -321,13 +321,16 @@ def read_kernels(store: Store, experiment_ids: Sequence[int]) -> dict[int, dict[
 
 
 def flat_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in spec.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": of for inner, of in value.items()}
-        else:
-            flat[name] = value
+    """Returns all fields by dotted name; a section within a section is there as a whole too."""
+    flat = {name: value for name, value in spec.items() if not isinstance(value, dict)}
+    for name, section in spec.items():
+        if isinstance(section, dict):
+            flat |= {f"{name}.{inner}": of for inner, of in (section | flat_spec(section)).items()}
     return flat
+
+
+def _has_effect(name: str, flat: Mapping[str, Any]) -> bool:
+    return flat.get("model.teacher") is not None or not name.startswith("distillation.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,10 +219,10 @@ def with_axis_values(document: Mapping[str, object], point: Mapping[str, FieldVa
         *sections, leaf = dotted.split(".")
         target = result
         for section in sections:
-            inner = target.get(section, {})
-            if not isinstance(inner, Mapping):
+            inner = target.get(section)
+            if not isinstance(inner, Mapping | None):
                 raise ValueError(f"axis '{dotted}': '{section}' is a value, not a section")
-            target[section] = dict(inner)
+            target[section] = dict(inner or {})
             target = target[section]  # type: ignore[assignment]
         target[leaf] = value
     return result

@@ -99,6 +99,8 @@ class ExperimentSpec(SpecFields):
                 continue
             section = document.setdefault(name, getattr(self, name).model_dump(mode="json"))
             for within in fields[:-1]:
+                if section[within] is None:
+                    section[within] = {}
                 section = section[within]
             section[fields[-1]] = value
         unchanged = {

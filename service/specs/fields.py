@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Annotated, Literal
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -245,9 +245,12 @@ def field_names() -> tuple[str, ...]:
 
 def _dotted(section: type[Section], without: frozenset[str] = frozenset()) -> Iterator[str]:
     for name, field in section.model_fields.items():
-        inner = field.annotation
         if name in without:
             continue
+        # One that may be left out, such as `distillation.layer_weights`, has fields too.
+        optional = get_origin(field.annotation) is UnionType
+        options = [of for of in get_args(field.annotation) if of is not NoneType] if optional else []
+        inner = options[0] if len(options) == 1 else field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             yield from (f"{name}.{one}" for one in _dotted(inner))
         else:

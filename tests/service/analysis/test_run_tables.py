@@ -44,6 +44,23 @@ def test_a_list_is_shown_as_its_json() -> None:
     assert points == [{"model.layers": None}, {"model.layers": "[2, 5]"}]
 
 
+def test_fields_of_sections_within_sections_tell_experiments_apart() -> None:
+    runs = [run(id, {}, 0, experiment_id=id, cell="a") for id in (1, 2)]
+    specs = {(id, "a"): {"model": {"binary": {"derivative": of}}} for id, of in ((1, "tanh"), (2, "swish"))}
+    points = [found.point for found in with_differing_fields(runs, specs)]
+    assert points == [{"model.binary.derivative": "tanh"}, {"model.binary.derivative": "swish"}]
+
+
+def test_settings_of_distillation_are_no_difference_without_a_teacher() -> None:
+    runs = [run(id, {}, 0, experiment_id=id, cell="a") for id in (1, 2)]
+    specs = {
+        (1, "a"): {"model": {"teacher": None}, "distillation": {"soft_weight": 0.5}},
+        (2, "a"): {"model": {"teacher": "run:7"}, "distillation": {"soft_weight": 0.7}},
+    }
+    points = [found.point for found in with_differing_fields(runs, specs)]
+    assert points == [{"model.teacher": None}, {"model.teacher": "run:7"}]
+
+
 def test_the_same_spec_with_other_seeds_stays_one_cell() -> None:
     runs = [
         run(1, {"precision": "fp32"}, 0, experiment_id=1, cell="a"),

@@ -437,6 +437,7 @@ def test_a_value_that_an_axis_replaces_is_not_combined_with_others() -> None:
         ("per_device_train_batch_size: 8", "per_device_train_batch_size", "did you mean 'batch.micro_size'?"),
         ("searcher: {metric: loss}", "searcher", "did you mean 'search'?"),
         ("optimizer: {lr: 1e-5}", "optimizer.lr", "did you mean 'learning_rate'?"),
+        ("optimizer: {power: 2}", "optimizer.power", "did you mean 'schedule_power'?"),
         ("optimizer: {zzz: 1}", "optimizer.zzz", "known: betas, eps, implementation, "),
     ],
 )
@@ -496,13 +497,35 @@ def test_repeats_run_each_seed_again_after_all_seeds() -> None:
         ("seeds: [1, 1]", "seeds", "set repeats to run it again"),
         ("seeds: [1, 2]\nrepeats: 9000", "", "shorten search.axes, repeats or seeds"),
         ("search: {axes: {repeats: [1, 2]}}", "search.axes.repeats", "repeats"),
+        ("seeds: 3", "seeds", "3: input should be a list"),
+        ("model: {teacher: {best: a}}", "model.teacher", "in a study, {best: PART} or {run: PART/seed}"),
+        (
+            "search: {axes: {optimizer.betas: [[0.9, 0.99], [0.9, 1.5]]}}",
+            "optimizer.betas.1",
+            "1.5: input should be less than 1",
+        ),
     ],
 )
-def test_what_is_wrong_with_repeats_is_told_in_one_line(extra: str, path: str, words: str) -> None:
+def test_a_wrong_value_is_one_line(extra: str, path: str, words: str) -> None:
     _, found, message = only_problem(extra)
     assert found == path
     assert words in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("base", [{}, {"layer_weights": None}, {"layer_weights": {"relation": [2.0]}}])
+def test_fields_of_a_section_that_may_be_left_out_are_axes(base: dict[str, Any]) -> None:
+    spec = validate(
+        {
+            **MINIMAL,
+            "model": {"name": "mini", "teacher": "run:1"},
+            "distillation": {"hidden_weight": 1.0, **base},
+            "search": {"axes": {"distillation.layer_weights.hidden": [[1, 1, 1, 1], [0, 0, 1, 2]]}},
+        }
+    )
+    found = [run.spec.distillation.layer_weights for run in spec.runs()]
+    assert [of and of.hidden for of in found] == [(1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 2.0)]
+    assert {of and of.relation for of in found} == {(2.0,) if base.get("layer_weights") else (1.0,)}
 
 
 def test_product_order_is_axes_as_listed_then_seeds_fastest() -> None:
