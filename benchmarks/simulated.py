@@ -71,6 +71,7 @@ def sweep(
     axes: dict[str, list[Any]] | None = None,
     seeds: int = 3,
     first_seed: int = 0,
+    repeats: int = 1,
     name: str = "precision by batch by optimizer",
     out_of_memory: Callable[[Run], bool] = lambda run: (
         run.point.get("batch.global_size") == 64 and run.precision == "fp32"
@@ -87,6 +88,7 @@ def sweep(
         axes: of the grid; None = `AXES`.
         seeds: per cell.
         first_seed: the smallest of them.
+        repeats: of each seed.
         name: of the experiment.
         out_of_memory: which runs do not fit.
         points: training points per run.
@@ -101,6 +103,7 @@ def sweep(
         "model": {"name": "tiny"},
         "search": {"axes": AXES if axes is None else axes},
         "seeds": list(range(first_seed, first_seed + seeds)),
+        "repeats": repeats,
     }
     spec = validate(document)
     submitted, _ = store.submissions.submit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from service.analysis.run_table import Column
 from service.domain.metrics import mixes_energy
 from service.domain.records import Run
 from service.domain.states import RunState
+
+_ABSENT = object()
 
 
 def cells_of(runs: Sequence[Run]) -> list[list[int]]:
@@ -118,15 +120,17 @@ def sides(
     """Groups configurations by some axes and averages over the others, like with like.
 
     A cell that a side lacks is left out on every side, and a seed that lacks one of the remaining cells is
-    left out on its side. Returns the sides in order of appearance, and in words what was left out.
+    left out on its side; so are configurations without the axes, where others have them (`search.when`).
+    Returns the sides in order of appearance, and in words what was left out.
     """
+    having = [c for c in configurations if any(axis in c.point for axis in axes)]
+    without = len(configurations) - len(having) if having else 0
     groups: dict[str, list[Configuration]] = {}
-    for configuration in configurations:
+    for configuration in having or configurations:
         groups.setdefault(_part(configuration.point, axes), []).append(configuration)
-    others = [
-        axis for axis in dict.fromkeys(axis for c in configurations for axis in c.point) if axis not in axes
-    ]
-    if not others:
+    further = dict.fromkeys(axis for c in having or configurations for axis in c.point if axis not in axes)
+    others = [axis for axis in further if not _implied(axis, groups.values())]
+    if not further:
         return [
             Side(c.label, c.point, {m: c.figures.get(m, {}) for m in metrics}, {m: [c] for m in metrics})
             for c in configurations
@@ -159,7 +163,21 @@ def sides(
         for reason in reasons:
             left_out.setdefault(reason, []).append(metric)
     every = [Side(*side) for side in zip(labels, points, values, behind, strict=True)]
-    return every, [f"{reason} {', '.join(names)}" for reason, names in left_out.items()]
+    reasons = [f"{reason} {', '.join(names)}" for reason, names in left_out.items()]
+    if without:
+        reasons.append(f"configurations without {', '.join(axes)} are left out: {without}")
+    return every, reasons
+
+
+def _implied(axis: str, groups: Iterable[Sequence[Configuration]]) -> bool:
+    """Whether some sides lack the axis and the others have one value of it, as an option of theirs."""
+    lacking = False
+    for group in groups:
+        values = [c.point.get(axis, _ABSENT) for c in group]
+        if any(value != values[0] for value in values):
+            return False
+        lacking |= values[0] is _ABSENT
+    return lacking
 
 
 def _common_cells(
@@ -177,7 +195,7 @@ def _common_cells(
     common = [key for key in having[0] if all(key in side for side in having)]
     if not common:
         raise AnalysisError(
-            f"no value of {', '.join(others)} has {metric} for every {', '.join(axes)}; "
+            f"no combination of {', '.join(others)} has {metric} with every value of {', '.join(axes)}; "
             "compare configurations instead"
         )
     uncommon = {key: cell for side in having for key, cell in side.items() if key not in common}

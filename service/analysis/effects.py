@@ -206,11 +206,12 @@ def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
             levels = axes.setdefault(name, [])
             if value not in levels:
                 levels.append(value)
-    for cell in cells:
-        for name in axes:
-            if name not in cell.point:
-                raise AnalysisError(f"{cell.label} has no value of axis '{name}'; compare like with like")
     axes = {name: levels for name, levels in axes.items() if len(levels) > 1}
+    for cell, name in itertools.product(cells, axes):
+        if name not in cell.point:
+            raise AnalysisError(
+                f"{cell.label} has no {name}, which others vary; leave out runs without it (--filter)"
+            )
     if not axes:
         raise AnalysisError("every axis has only one value; an effect needs at least two")
     seeds = {seed: at for at, seed in enumerate(dict.fromkeys(s for c in cells for s in c.figures[metric]))}

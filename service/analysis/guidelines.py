@@ -125,7 +125,9 @@ class _Collected:
             question = Question(of_task)
             chosen = [name for name in self._metrics if self._knows(question, name)]
             varied = [
-                axis for axis in question.axes if len({repr(run.point.get(axis)) for run in of_task.runs}) > 1
+                axis
+                for axis in question.axes
+                if len({repr(run.point[axis]) for run in of_task.runs if axis in run.point}) > 1
             ]
             self._axes |= dict.fromkeys(varied)
             if self._by:

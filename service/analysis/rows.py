@@ -21,7 +21,7 @@ from service.analysis.recommend import Configuration, Constraint
 from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
 from service.analysis.words import metric_of
-from service.domain.formats import axis_value, short_name
+from service.domain.formats import axis_value, point_text, short_name
 from service.domain.grid import fields_of
 from service.domain.metrics import (
     MARGINS,
@@ -336,7 +336,7 @@ class Rows:
         notes = []
         runs = self.run_table.runs
         of_cells = {
-            cell.label: finished
+            point_text(cell.point) or cell.label: finished
             for cell, positions in zip(self._cells, self._positions, strict=True)
             if (finished := [runs[at] for at in positions if self._is_finished[at]])
         }
@@ -382,7 +382,7 @@ def is_at(point: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _some(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+    return "; ".join(labels) if len(labels) <= 3 else f"{len(labels)} configurations"
 
 
 def _runs(runs: Sequence[Run]) -> str:

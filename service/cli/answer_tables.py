@@ -10,7 +10,7 @@ from rich.text import Text
 
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
-from service.domain.formats import axis_value, figure, scale_for, short_names, title, utc
+from service.domain.formats import axis_value, figure, scale_for, short_names, three_digits, title, utc
 from service.output.answer_words import (
     configuration,
     kernel_cells,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Tuning,
     )
 
+_MOST_PAIRS = 24  # Of an axis, with figures: beyond them a guide lists only what is decided
 _VERDICT_STYLES = {
     "A is better": "green",
     "B is better": "green",
@@ -119,9 +120,9 @@ def print_published(answer: PublishedComparison) -> None:
     numbers = ["printed", "own", "own / printed"]
     rows = []
     for of in answer.figures:
-        ratio_text = "-" if of.ratio is None else f"{of.ratio:.3g}"
+        ratio_text = three_digits(of.ratio)
         if of.ratio_low is not None and of.ratio_high is not None:
-            ratio_text += f" ({of.ratio_low:.3g}-{of.ratio_high:.3g})"
+            ratio_text += f" ({three_digits(of.ratio_low)}-{three_digits(of.ratio_high)})"
         values = (figure(of.metric, value) for value in (of.printed, of.mean))
         rows.append((of.label, title(of.metric), *values, ratio_text))
     print_rows(("printed for", "figure", *numbers), rows, right=numbers)
@@ -317,11 +318,21 @@ def _print_guide(answer: Guide) -> None:
     groups: dict[tuple[str, str, str], list[Guideline]] = {}
     for each in answer.guidelines:
         groups.setdefault((each.axis, each.task, each.hardware), []).append(each)
-    for (axis, task, hardware), of in groups.items():
+    without = []
+    for (axis, task, hardware), every in groups.items():
+        place = f"{task} on {hardware or 'unknown hardware'}"
+        tested = sum(each.finding != "untested" for each in every)
+        left_out = ("untested", "undecided")[: 1 + (tested > _MOST_PAIRS)]
+        of = [each for each in every if each.finding not in left_out]
+        for finding in left_out:
+            if rest := [each for each in every if each.finding == finding]:
+                without.append(f"{axis}, {place}: {finding}: {_in_one_line(rest)}")
+        if not of:
+            continue
         ids = sorted({evidence.experiment_id for each in of for evidence in each.evidence})
         ends = [end for id in ids if (end := sources[id].ended_s) is not None]
         until = f", until {utc(max(ends))[:10]}" if ends else ""
-        say(f"{axis}: {task} on {hardware or 'unknown hardware'}")
+        say(f"{axis}: {place}")
         say_dim(f"  {len(ids)} experiment{'s' * (len(ids) != 1)} ({', '.join(map(str, ids))}){until}")
         rows, lines = [], []
         for each in of:
@@ -348,6 +359,10 @@ def _print_guide(answer: Guide) -> None:
                     others = ", ".join(evidence.depends_on)
                     say_dim(f"{name} in experiment {evidence.experiment_id}: how much depends on {others}")
         console().print()
+    if without:
+        say("nothing decided; untested = no experiment has two seeds of both values")
+    for line in without:
+        say_dim(f"  {line}")
     for source in answer.sources:
         parts = [
             f"{source.runs} of {source.planned} run{'s' * (source.planned != 1)}",
@@ -362,11 +377,22 @@ def _print_guide(answer: Guide) -> None:
         say_dim(f"left out experiment {of_experiment}: {reason}")
 
 
+def _in_one_line(guidelines: Sequence[Guideline]) -> str:
+    """`8, 16, 32 by time, cost; experiment 5`."""
+    points = [point for each in guidelines for point in (each.a_point, each.b_point)]
+    values = dict.fromkeys(axis_value(point[guidelines[0].axis]) for point in points)
+    figures = dict.fromkeys(title(each.metric.name) for each in guidelines)
+    ids = sorted({evidence.experiment_id for each in guidelines for evidence in each.evidence})
+    experiments = f"experiment{'s' * (len(ids) != 1)} {', '.join(map(str, ids))}"
+    return f"{', '.join(values)} by {', '.join(figures)}; {experiments}"
+
+
 def _found(guideline: Guideline) -> str:
     """The verdict of one experiment; else `A is better 2, undecided 1`."""
     claim = guideline.evidence[0].pair.claim
-    if len(guideline.evidence) == 1:
-        return guideline.finding if claim is None else _verdict(claim)
+    if len(guideline.evidence) == 1 and claim is not None:
+        alone = claim.seeds_a == claim.seeds_b == 1
+        return f"{claim.verdict}, for this seed" if alone else _verdict(claim)
     if guideline.finding == "conflicting":
         return guideline.finding
     return ", ".join(f"{verdict} {count}" for verdict, count in guideline.counts.items())

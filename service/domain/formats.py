@@ -29,7 +29,8 @@ _SIZES = {
     "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "kg": 1.0, "g": 1e-3, "mg": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
-    "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "energy_kwh": "energy",
+    "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "train_cost_usd": "train cost",
+    "energy_kwh": "energy", "train_energy_kwh": "train energy",
     "node_energy_kwh": "node energy", "co2_kg": "CO2",
     "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
     "train_loss": "train loss", "validation_loss": "val. loss",
@@ -96,10 +97,12 @@ def figure(name: str, value: float | int | str | None) -> str:
     if name.endswith("_usd"):
         return f"{value:.{max(2, _decimals(abs(value), most=6))}f} USD"
     scale = scale_for(name, [value])
+    if not scale.unit and 0.0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
     return f"{scale.text(value)} {scale.unit}".rstrip()
 
 
-def kernel_figure(value: float | None) -> str:
+def three_digits(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.analysis.answers import ComparisonAnswer, KernelRow, Ratio, ScalingRow, ScoreAnswer, TimeTo
-from service.domain.formats import Scale, duration, kernel_figure, point_text, scale_for, title
+from service.domain.formats import Scale, duration, point_text, scale_for, three_digits, title
 from trainers.telemetry.kernels import KERNEL_FIGURES
 
 
@@ -26,7 +26,7 @@ def scales_of(answer: ComparisonAnswer) -> dict[str, Scale]:
 def kernel_cells(kernels: Sequence[KernelRow]) -> tuple[list[str], list[list[str]]]:
     """Returns headings and a row per kernel; counters only where some kernel has them."""
     names = [name for name in KERNEL_FIGURES if any(name in kernel.figures for kernel in kernels)]
-    rows = [[kernel_figure(kernel.figures.get(name)) for name in names] for kernel in kernels]
+    rows = [[three_digits(kernel.figures.get(name)) for name in names] for kernel in kernels]
     return [KERNEL_FIGURES[name].heading for name in names], rows
 
 

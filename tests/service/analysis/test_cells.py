@@ -135,10 +135,35 @@ def test_sides_without_a_common_cell_are_refused() -> None:
     cells = [cell("fp32", 16, costs(1.0)), cell("bf16", 32, costs(1.0))]
     with pytest.raises(
         AnalysisError,
-        match=r"^no value of batch\.global_size has cost_usd for every precision; "
+        match=r"^no combination of batch\.global_size has cost_usd with every value of precision; "
         "compare configurations instead$",
     ):
         sides(cells, ["precision"], ["cost_usd"])
+
+
+def test_an_axis_that_only_some_configurations_have_is_compared_among_these() -> None:
+    """Hardware `b` has one optimizer, and only adan has implementations: neither is a value to compare."""
+    points: list[dict[str, Any]] = [
+        *({"hardware": "a", "optimizer": "adamw", "size": size} for size in (8, 16)),
+        *(
+            {"hardware": "a", "optimizer": "adan", "implementation": "fused", "size": size}
+            for size in (8, 16)
+        ),
+        *({"hardware": "b", "size": size} for size in (8, 16)),
+    ]
+    cells = [Configuration(str(point), point, costs(float(at)), {}) for at, point in enumerate(points)]
+    every, notes = sides(cells, ["optimizer"], ["cost_usd"])
+    assert [side.point for side in every] == [{"optimizer": "adamw"}, {"optimizer": "adan"}]
+    assert [side.values["cost_usd"] for side in every] == [{0: 0.5}, {0: 2.5}]
+    assert notes == ["configurations without optimizer are left out: 2"]
+
+    assert [side.label for side in sides(cells[1:4:2], ["optimizer"], ["cost_usd"])[0]] == [
+        "optimizer=adamw",
+        "optimizer=adan",
+    ]
+    two = [*cells[:4], Configuration("", {**points[2], "implementation": "single"}, costs(9.0), {})]
+    with pytest.raises(AnalysisError, match="no combination of hardware, size, implementation has cost_usd"):
+        sides(two, ["optimizer"], ["cost_usd"])
 
 
 def test_scores_of_a_side_are_means_over_its_cells_runs_on_the_same_units() -> None:

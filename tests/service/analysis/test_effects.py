@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,25 @@ def test_a_ratio_is_recovered_with_its_interval() -> None:
     assert bf16.high - bf16.low < 0.05
     assert level(model, "batch.global_size", 32).effect == pytest.approx(0.8**2 - 1, abs=0.02)
     assert model.r_squared > 0.99
+
+
+def test_an_option_of_one_value_alone_is_no_factor() -> None:
+    cells = [
+        replace(cell, point={**cell.point, "implementation": "fused"})
+        if cell.point["precision"] == "bf16"
+        else cell
+        for cell in times()
+    ]
+    assert asked(cells, "total_time_s").levels == asked(times(), "total_time_s").levels
+    axes = {"hardware": ["a", "b"], **AXES}
+    other = [
+        replace(cell, point={name: of for name, of in cell.point.items() if name != "precision"})
+        if cell.point["hardware"] == "b"
+        else cell
+        for cell in grid(axes, 2, lambda point, seed: 1.0 + seed, "total_time_s")
+    ]
+    with pytest.raises(AnalysisError, match="has no precision, which others vary; leave out runs"):
+        asked(other, "total_time_s")
 
 
 def test_no_interaction_is_found_where_there_is_none_and_one_where_there_is() -> None:

@@ -111,6 +111,31 @@ def test_a_guide_counts_what_finished_experiments_claim(house: House) -> None:
     assert "no finished experiment varies 'lambda'; axes: precision" in wrong.stderr
 
 
+def test_a_guide_names_once_what_has_too_few_seeds(house: House) -> None:
+    clock = Clock()
+    store = Store(house.store.database, house.settings, clock)
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"]})
+    sweep(store, clock, axes={"precision": ["fp32", "bf16"], "batch.global_size": [8, 16, 32]}, seeds=1)
+    sweep(store, clock, axes={"optimizer.name": ["adamw", "adan"]}, seeds=1, repeats=3)
+    lines = house.run("guide", width=120).stdout.splitlines()
+    first = lines.index("nothing decided; untested = no experiment has two seeds of both values")
+    assert lines[first + 1 : first + 3] == [
+        "  batch.global_size, imdb on cpu: untested: 8, 16, 32 by time, cost, energy, accuracy; experiment 2",
+        "  optimizer.name, imdb on cpu: untested: adamw, adan by accuracy; experiment 3",
+    ]
+    assert not any(line.startswith("8 ") for line in lines)
+    repeated = [line for line in lines if line.startswith("adamw  adan  ")]
+    assert len(repeated) == 3
+    assert all(", for this seed" in line for line in repeated)
+
+    sweep(
+        store, clock, axes={"batch.global_size": [2, 4, 8, 16, 32]}, figures=lambda run: {"total_time_s": 1.0}
+    )
+    lines = house.run("guide", "--by", "batch.global_size", width=200).stdout.splitlines()
+    assert not any("undecided" in line for line in lines if not line.startswith("  "))
+    assert any(line.startswith("  batch.global_size, imdb on cpu: undecided: ") for line in lines), lines
+
+
 def test_printed_figures_stand_next_to_own_ones(swept: House, tmp_path: Path) -> None:
     file = tmp_path / "table.yaml"
     file.write_text(

@@ -85,7 +85,8 @@ def test_a_spread_is_its_mean_and_deviation_where_it_has_one(spread: Spread | No
         ("accuracy", math.inf, "inf"),
         ("accuracy", 0.91234, "0.912"),
         ("total_time_s", 12.3, "12.3 s"),
-        ("train_loss", 2e-9, "0.0000"),
+        ("train_loss", 2e-9, "2e-09"),
+        ("statistical_efficiency", 7.07e-5, "7.07e-05"),
     ],
 )
 def test_a_figure_is_its_value_with_its_unit(name: str, value: float | str | None, text: str) -> None:
