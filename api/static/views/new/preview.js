@@ -20,7 +20,8 @@ const span = (of, write) =>
 export function drawPreview(preview, { project, owner }) {
   const { forecast } = preview,
     trained = preview.run_count - preview.reused_count;
-  const bad = preview.items.filter(run => !run.feasible);
+  const infeasible = preview.infeasible_cells;
+  const bad = preview.items.filter(run => !run.feasible && !(run.reason in infeasible));
   const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   return [
     h(
@@ -58,6 +59,15 @@ export function drawPreview(preview, { project, owner }) {
           "ul",
           { class: "notes problem pad card" },
           forecast.warnings.map(line => h("li", {}, line)),
+        )
+      : null,
+    Object.keys(infeasible).length
+      ? h(
+          "ul",
+          { class: "notes pad card" },
+          Object.entries(infeasible).map(([reason, cells]) =>
+            h("li", {}, `${count(cells)} of ${count(preview.cell_count)} cells would end at once: ${reason}`),
+          ),
         )
       : null,
     bad.length
