@@ -207,7 +207,7 @@ def test_a_report_is_a_page_that_may_load_nothing(client: TestClient) -> None:
         (1, "compare?margin=accuracy", 422, "invalid-parameter", "is not NAME=NUMBER"),
         (1, "compare?claims=1&margin=accuracy=nan", 422, "invalid-parameter", "is not a positive number"),
         (1, "compare?alpha=2", 422, "invalid-parameter", "less than 1"),
-        (1, "compare?filter=accuracy", 400, "invalid-filter", ""),
+        (1, "compare?filter=accuracy >", 400, "invalid-filter", ""),
         (2, "compare?claims=1", 409, "no-answer", "a claim needs at least two"),
         (2, "effects", 409, "no-answer", "a claim needs at least two"),
         (1, "compare?by=precision&claims=1&filter=precision='bf16'", 409, "no-answer", "only one value"),
