@@ -23,7 +23,7 @@ from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
 from trainers.profiling.profile import Profile
 from trainers.registry import imported
-from trainers.reporting import Clock, Fence, Sink, Stop, TrainingOutcome
+from trainers.reporting import Clock, Fence, NullSink, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.flops import ModelShape
 from trainers.telemetry.instruments import Instruments
@@ -78,10 +78,11 @@ def _train_one(
     with Instruments(config, began_s) as instruments, ExitStack() as stack:
         make_ready(config.rates.device)
         from trainers.loop.assembly import assemble
+        from trainers.parallel import workers_of
         from trainers.process import environment_restored, output_logged, reset_process
 
         stack.enter_context(environment_restored())
-        stack.enter_context(output_logged(sink))
+        stack.enter_context(output_logged(sink if workers_of(config).rank == 0 else NullSink()))
         reset_process(config)
         trainer: Trainer | None = None
         try:

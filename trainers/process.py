@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import io
 import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 import torch
@@ -57,8 +56,8 @@ def reset_process(config: RunConfig) -> None:
     trim_memory()
 
 
-class _LoggedStream(io.TextIOBase):
-    """Writes to a stream, and each whole line to a log as well."""
+class _LoggedStream:
+    """Writes to a stream, and each whole line to a log as well; in all else it is the stream."""
 
     def __init__(self, stream: TextIO, log: Callable[[str], None]) -> None:
         self._stream, self._log = stream, log
@@ -70,25 +69,20 @@ class _LoggedStream(io.TextIOBase):
             return len(text)  # By the log itself.
         self._logging = True
         try:
-            *lines, self._begun = (self._begun + text.replace("\r", "\n"))[-_LONGEST_LINE:].split("\n")
+            *lines, begun = (self._begun + text.replace("\r", "\n")).split("\n")
+            self._begun = begun[:_LONGEST_LINE]
             for line in filter(str.strip, lines):
                 self._lines += 1
                 if self._lines <= _MOST_LINES:
-                    self._log(line)
+                    self._log(line[:_LONGEST_LINE])
                 elif self._lines == _MOST_LINES + 1:
                     self._log(f"more than {_MOST_LINES:,} lines were printed; the rest is left out")
         finally:
             self._logging = False
         return len(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager
@@ -96,8 +90,8 @@ def output_logged(sink: Sink) -> Iterator[None]:
     """What Python prints meanwhile goes to the run's log as well: stdout as info, stderr as warning."""
     out, err = (partial(sink.log, level) for level in ("info", "warning"))
     with (
-        contextlib.redirect_stdout(_LoggedStream(sys.stdout, out)),
-        contextlib.redirect_stderr(_LoggedStream(sys.stderr, err)),
+        contextlib.redirect_stdout(cast("TextIO", _LoggedStream(sys.stdout, out))),
+        contextlib.redirect_stderr(cast("TextIO", _LoggedStream(sys.stderr, err))),
     ):
         yield
 
