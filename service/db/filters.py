@@ -346,9 +346,9 @@ class _Parser:
         return Not(condition) if negated else condition
 
     def _is_alone(self) -> bool:
-        """Whether a word or string comes next that is compared with nothing."""
-        at = self._at
-        if self._token.kind not in ("word", "string") or self._token.keyword is not None:
+        """Whether a word or string comes next that is compared with nothing, and is the name of nothing."""
+        at, token = self._at, self._token
+        if token.kind not in ("word", "string") or token.keyword is not None or token.text in self._names:
             return False
         while self._tokens[at + 1].text == "." and at + 2 < len(self._tokens):
             at += 2

@@ -120,6 +120,8 @@ def test_a_word_alone_is_looked_for_in_columns_and_axes() -> None:
     fp32 = Any((known, Match(Name("point", Kind.text), '%"fp32"%', False)))
     assert search("fp32") == search("'fp32'") == search("(fp32)") == fp32
     assert search("not fp32 and seed = 1") == All((Not(fp32), Relation(SEED, "=", 1)))
+    with pytest.raises(FilterError, match="position 10: expected =,"):
+        search("precision")
     with pytest.raises(FilterError, match="unknown column 'small'"):
         search("small in vision")
 
