@@ -294,29 +294,14 @@ def _proposal(name: str, path: Path, parts: Mapping[str, str]) -> Proposal:
     guess = None if train is None else info.guess(train)
     if train is None or guess is None:
         raise BadDataError(f"no columns for {', '.join(info.columns)}")
-    columns: dict[str, Any] = dict(guess.fields.get("columns", {}))
-    unused: dict[str, str] = {}
-    for part, sample in samples.items():
-        if sample is None or part == TRAIN:
-            continue
-        theirs, lacking = _other_names(guess.fields.get("columns", {}), train, sample, info)
-        if lacking:
-            why = f"no column for {', '.join(lacking)} in the {part} part"
-            if path.is_file():
-                raise BadDataError(why)
-            unused.update((str(file.relative_to(path)), why) for file in sources[part].files)
-            continue
-        for field_, column in theirs.items():
-            by_part = columns.setdefault(field_, dict.fromkeys(sources, field_))
-            if not isinstance(by_part, dict):
-                by_part = columns[field_] = dict.fromkeys(sources, by_part)
-            by_part[part] = column
-    if unused or parts:
-        parts = {
-            part: _name_of(source.files, path)
-            for part, source in sources.items()
-            if not {str(file.relative_to(path)) for file in source.files} & unused.keys()
-        }
+    columns, lacking = _columns_of_all(guess.fields.get("columns", {}), samples, info)
+    if lacking and path.is_file():
+        raise BadDataError(next(iter(lacking.values())))
+    unused = {
+        str(file.relative_to(path)): why for part, why in lacking.items() for file in sources[part].files
+    }
+    if lacking or parts:
+        parts = {part: _name_of(of.files, path) for part, of in sources.items() if part not in lacking}
     fields = {
         "name": name,
         **({"parts": parts} if parts else {}),
@@ -342,6 +327,28 @@ def _skipping(proposal: Proposal, skipped: Sequence[SkippedRows]) -> Proposal:
         if kind in proposal.task.get("skip", ()) or any(one.counts[kind] for one in skipped)
     ]
     return replace(proposal, task={**proposal.task, "skip": kinds}) if kinds else proposal
+
+
+def _columns_of_all(
+    columns: Mapping[str, str | int], samples: Mapping[str, Sample | None], info: TaskInfo
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the columns, by part where they differ from training, and why a part lacks some."""
+    every: dict[str, Any] = dict(columns)
+    lacking: dict[str, str] = {}
+    train = samples[TRAIN]
+    assert train is not None
+    for part, sample in samples.items():
+        if sample is None or part == TRAIN:
+            continue
+        theirs, without = _other_names(columns, train, sample, info)
+        if without:
+            lacking[part] = f"no column for {', '.join(without)} in the {part} part"
+            continue
+        for name, column in theirs.items():
+            if not isinstance(every.get(name), dict):
+                every[name] = dict.fromkeys(samples, every.get(name, name))
+            every[name][part] = column
+    return every, lacking
 
 
 def _other_names(

@@ -525,6 +525,31 @@ def test_a_printed_spec_is_valid_as_it_is(
     assert result.exit_code == 0, result.output
 
 
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "task", "unused"),
+    [
+        ("goemotions", "classification", []),
+        ("sick", "classification", ["README.md"]),
+        ("wnut17", "token_classification", ["README.md"]),
+    ],
+)
+def test_published_data_are_read_as_they_are(
+    name: str, task: str, unused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"no published data at {SHARED / name}")
+    monkeypatch.setenv("STILLHOUSE_DATA_ROOTS", str(SHARED))
+    result = CliRunner().invoke(app, ["inspect", str(SHARED / name), "--json"])
+    found = json.loads(result.output)
+    assert (result.exit_code, found["spec"]["task"]["name"]) == (0, task)
+    assert list(found["parts"]) == ["train", "validation", "test"]
+    assert list(found["unused"]) == unused
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write_shape", SHAPES)
 def test_a_printed_spec_trains_as_it_is(

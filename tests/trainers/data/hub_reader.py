@@ -50,8 +50,8 @@ def main(folder: Path) -> dict[str, Any]:
         from trainers.data.sources import open_source, source_identity
         from trainers.errors import BadDataError
 
-        def read(path: str, *, offline: bool = False) -> dict[str, Any]:
-            task = TaskConfig(name="mlm", path=path)
+        def read(path: str, *, offline: bool = False, **fields: Any) -> dict[str, Any]:
+            task = TaskConfig(name="mlm", path=path, **fields)
             workspace = Workspace(checkpoints="", cache=str(folder / "cache"), offline=offline)
             try:
                 source = open_source(task, workspace)
@@ -64,6 +64,8 @@ def main(folder: Path) -> dict[str, Any]:
         hub.push("team/texts", files)
         found["small"] = read("hub:team/texts")
         found["large"] = read("hub:team/texts:large")
+        found["swapped"] = read("hub:team/texts", parts={"train": "test", "test": "train"})
+        found["lost"] = read("hub:team/texts", parts={"train": "training"})
         plan = corpus.CorpusPlan(
             [corpus.CorpusSource("hub:team/texts")], {"train": 0.8, "test": 0.2}, 2, 20, 5
         )

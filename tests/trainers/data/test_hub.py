@@ -39,6 +39,14 @@ def test_an_id_may_name_a_configuration(found: Any) -> None:
     assert numbers_of(found["large"]) == list(range(80))
 
 
+def test_splits_are_parts_as_the_spec_says(found: Any) -> None:
+    assert numbers_of(found["swapped"]) == list(range(900, 910))
+    assert numbers_of(found["swapped"], "test") == list(range(50))
+    assert found["lost"]["error"].endswith(
+        "has no 'training', which task.parts names (found: train, test); name one of these"
+    )
+
+
 def test_a_dataset_that_is_not_there_is_said(found: Any) -> None:
     assert found["first"]["error"].startswith("hub dataset 'team/texts' cannot be loaded (")
     assert found["first"]["error"].endswith("check the id and the network, or give a local path")
