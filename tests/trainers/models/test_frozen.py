@@ -182,6 +182,14 @@ def test_a_layer_that_the_model_does_not_have_is_refused(configure):
     assert misfits(configure, model__frozen=[0, 1]) == []
 
 
+def test_factors_by_layer_have_to_be_as_many_as_the_layers(configure):
+    weighed = {"model__teacher": "run:1", "distillation__hidden_weight": 1.0}
+    [(field, reason)] = misfits(configure, **weighed, distillation__layer_weights={"hidden": [1.0, 2.0, 3.0]})
+    assert field == "distillation.layer_weights.hidden"
+    assert "has 3 factors, but the student has 2 layers" in reason
+    assert misfits(configure, **weighed, distillation__layer_weights={"hidden": [1.0, 2.0]}) == []
+
+
 def test_a_stage_without_anything_to_train_is_refused(configure):
     inside = {"hidden_weight": 1.0, "hidden_first_fraction": 0.5}
     model = {"name": "tiny", "teacher": "t", "frozen": ["embeddings", 0, 1]}
