@@ -174,7 +174,8 @@ def _named(
         columns = columns or [str(position) for position in range(len(cells))]
         if not problem and len(cells) != len(columns):
             problem = (
-                f"{len(cells)} fields, but the {'header' if header else 'first line'} has {len(columns)}"
+                f"{len(cells)} fields, but the {'header' if header else 'first line'} has {len(columns)}; "
+                "complete the row"
             )
         yield Row({} if problem else dict(zip(columns, cells, strict=True)), where, broken=problem)
 
