@@ -205,3 +205,7 @@ def test_the_log_is_filtered_and_read_in_pages(store: Store) -> None:
     assert (len(first.items), first.next_after) == (3, first.items[-1].id)
     rest = store.audit.page(after=first.next_after, limit=3)
     assert (len(rest.items), rest.next_after) == (1, None)
+    newest = store.audit.page(newest_first=True, limit=3)
+    assert [row.id for row in newest.items] == [row.id for row in (*rest.items, *reversed(first.items))][:3]
+    oldest = store.audit.page(newest_first=True, after=newest.next_after or 0, limit=3)
+    assert (oldest.items, oldest.next_after) == (first.items[:1], None)
