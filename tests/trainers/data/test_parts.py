@@ -124,6 +124,18 @@ def test_a_part_of_which_nothing_is_left_is_refused(prepared):
         prepared("classification", skip=["unlabelled"])
 
 
+def test_labels_that_look_like_several_are_remarked(prepared):
+    write_rows(
+        prepared.folder / "train.jsonl",
+        [(text, ("price", "quality", "price|quality")[number % 3]) for number, (text, _) in enumerate(ROWS)],
+    )
+    remark = "train: 'price|quality' is one class; if it is several labels, set task.multi_label: true"
+    prepared("classification")
+    assert remark in prepared.lines
+    data = prepared("classification", multi_label=True)
+    assert (remark in prepared.lines, data.head.classes) == (False, ("price", "quality"))
+
+
 def test_plain_texts_skip_broken_rows(prepared):
     rows = [(f"line {i} of some words {i * 7 % 13}", 0) for i in range(400)]
     write_rows(prepared.folder / "train.jsonl", rows)

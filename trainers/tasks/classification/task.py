@@ -194,6 +194,10 @@ class Classification(DatasetTask[Labelled, ClassHead]):
         absent = [name for name in head.classes if name not in learned]
         if absent:
             yield f"train: no example has label {', '.join(absent[:_SHOWN])}{' ...' * (len(absent) > _SHOWN)}"
+        for name in () if head.multi_label else head.classes:
+            if len(pieces := split_labels(name)) > 1 and not learned.isdisjoint(pieces):
+                yield f"train: {name!r} is one class; if it is several labels, set task.multi_label: true"
+                break
 
     def tokenise(self, examples: Sequence[Labelled], head: ClassHead, by: Tokenising) -> TokenSet:
         """Labels are (N,), the class or `UNSEEN`; or (N, C), 1 where a text has the label."""
