@@ -15,6 +15,7 @@ PYTHON_OF_GPU ?= 3.12
 GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-extensions orjson filelock \
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+BENCHMARKS := 3
 # Slow tests wait half of their time, for workers, browsers and Ray; with more processes Ray's start times out.
 WAITING := -n 2 --dist worksteal
 FAST := 'not ray and not slow and not smoke'
@@ -25,9 +26,11 @@ naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 # and says how far it is to descriptor 9 meanwhile (tests/progress.py).
 TOGETHER = exec 9>&1; $(MAKE) --no-print-directory --output-sync --jobs
 KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
+# pytest rewrites the asserts of 350 files in each process, which takes 8 s unless what it wrote is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray $(KERNELS)
+.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,11 +70,15 @@ test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 50 minutes)
-	@echo "slow tests, those with Ray beside the others: about 30 minutes on two cores"
-	@$(TOGETHER) test-slow test-slow-ray
-	@echo "tests that measure their machine, then kernels and all benchmarks: about 8 minutes"
+	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 20 minutes on two cores"
+	@$(TOGETHER) test-slow test-waiting
+	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)
-	@$(TOGETHER) $(KERNELS) smoke
+
+# Each waits for processes that it starts, so that its two share the CPUs with the two of `test-slow`.
+test-waiting: test-slow-ray
+	@$(MAKE) --no-print-directory smoke BENCHMARKS=2
+	@$(MAKE) --no-print-directory $(KERNELS)
 
 test-slow:
 	@$(BIN)/python -m pytest --progress=$@ $(WAITING) --hypothesis-profile=many \
@@ -89,7 +96,7 @@ test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
 smoke: $(READY) ## Run every benchmark at its smallest size, three at a time (about 5 minutes)
-	@$(BIN)/python -m pytest --progress=$@ -n 3 --dist load --maxschedchunk 1 -m smoke tests/benchmarks
+	@$(BIN)/python -m pytest --progress=$@ -n $(BENCHMARKS) --dist load --maxschedchunk 1 -m smoke tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
 	@$(TOGETHER) $(KERNELS)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parent
-LARGE = {"torch", "transformers", "ray"}
+LARGE = {"torch", "transformers", "ray", "safetensors.torch"}
 """They take seconds to import, and tests with them compute."""
 NO_ROOM = ("benchmarks", "browser", "extending", "faults", "gpu")
 MARKS = ("slow", "ray", "smoke", "postgresql")
@@ -34,8 +34,10 @@ STARTS = {
 }
 """Processes, servers, browsers, training."""
 LONG = {
+    "test_a_crash_loop_ends_as_failed_with_the_reason",
     "test_a_driver_that_starts_anew_suggests_what_the_first_would_have",
     "test_a_family_of_equal_accuracies_is_claimed_about_as_rarely_as_promised",
+    "test_a_job_whose_driver_never_speaks_is_replaced",
     "test_a_line_without_end_is_not_decompressed",
     "test_a_mail_arrives_encrypted_after_a_login",
     "test_a_new_follower_of_a_long_run_gets_a_thinned_history",
@@ -46,6 +48,7 @@ LONG = {
     "test_a_search_suggests_linked_and_other_values",
     "test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for",
     "test_a_suggestion_that_cannot_be_trained_fails_when_answers_are_lost",
+    "test_a_worker_that_died_explains_why_the_others_have_no_group",
     "test_access_delivered",
     "test_access_matrix",
     "test_as_many_values_as_allowed_are_read",
@@ -62,6 +65,7 @@ LONG = {
     "test_kernels_of_profiled_runs_stand_beside_each_row",
     "test_labels_are_those_that_ray_gives_nodes",
     "test_labels_without_a_matrix_have_their_figures",
+    "test_many_series_share_the_points_of_one_answer",
     "test_models_of_few_bits_have_a_section_of_their_own",
     "test_ninety_in_a_hundred_runs_end_within_the_interval",
     "test_no_interleaving_strands_a_run",
@@ -80,6 +84,7 @@ LONG = {
     "test_the_page_gets_the_figures_of_the_report",
     "test_the_spool_of_a_hung_recorder_is_delivered_at_once_and_removed_when_it_ends",
     "test_thinning_keeps_ends_extremes_and_nan",
+    "test_thinning_of_a_long_resumed_series_shows_no_hidden_point",
     "test_too_many_values_are_too_large",
     "test_verify_bundle",
     "test_what_cannot_be_built_is_said",
@@ -106,7 +111,7 @@ def _computes(path: Path) -> bool:
         if current not in seen:
             seen.add(current)
             modules = _imports(current)
-            if any(module.partition(".")[0] in LARGE for module in modules):
+            if any({module, module.partition(".")[0]} & LARGE for module in modules):
                 return True
             open_ += (found for module in modules if (found := _file(module)))
     return False
