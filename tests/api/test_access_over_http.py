@@ -108,7 +108,7 @@ def test_everyone_may_do_what_the_table_says(server: tuple[httpx.Client, World])
     }
     assert operations.keys() == EXPECTED.keys()
     wrong = []
-    for column in COLUMNS[::4]:  # Each role, scope and place; `test_access_matrix` has them all.
+    for column in COLUMNS[::8]:  # Each role, scope and place; `test_access_matrix` has them all.
         for make in cells(world, operations, column):
             cell = make()
             # Not read to their end: a stream has none.

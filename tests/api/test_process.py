@@ -81,12 +81,11 @@ def test_it_stays_small_and_ends_with_live_streams_open(process: tuple[str, subp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("api",), ("service.cli", "api")])
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("command", "more", "words"),
     [
-        ({"STILLHOUSE_HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without a token"),
-        ({"STILLHOUSE_TOKEN": "short"}, "STILLHOUSE_TOKEN needs 32 or more"),
+        (("api",), {"STILLHOUSE_HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without a token"),
+        (("service.cli", "api"), {"STILLHOUSE_TOKEN": "short"}, "STILLHOUSE_TOKEN needs 32 or more"),
     ],
 )
 def test_unsafe_settings_end_it_with_one_line(

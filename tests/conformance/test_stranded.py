@@ -482,4 +482,4 @@ def test_no_interleaving_strands_a_run(store: Store) -> None:
 
 @pytest.mark.slow
 def test_none_of_many_interleavings_strands_a_run(store: Store) -> None:
-    interleave(store, 100)
+    interleave(store, 40)

@@ -243,14 +243,13 @@ def test_cuda_12_compiles_every_kernel_for_a_v100_without_spills() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_every_variant_compiles_for_every_target() -> None:
+def test_every_variant_compiles_for_an_h200() -> None:
     try:
         build.nvcc()
     except BuildError as error:
         pytest.skip(str(error))
-    found = adan_variants.variant_resources()
-    expected = [(v.name, a) for a in build.ARCHITECTURES for v in adan_variants.VARIANTS]
-    assert [(row.variant, row.architecture) for row in found] == expected
+    found = adan_variants.variant_resources(("9.0",))
+    assert [row.variant for row in found] == [variant.name for variant in adan_variants.VARIANTS]
     assert all(row.occupancy_pct > 0 for row in found)
     assert all(row.spill_bytes == 0 for row in found if row.variant == "shipped")
     staged = [row for row in found if row.variant == "cp.async, three stages"]

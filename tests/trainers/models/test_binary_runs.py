@@ -323,17 +323,13 @@ def test_a_stopped_chain_resumes_in_its_stage(configure):
 def test_a_chain_killed_in_its_second_stage_ends_bitwise_where_the_whole_one_does(
     launch, config_in, tmp_path
 ):
-    victims = []
-    for kill_at in (7, 9, 12):
-        folder = tmp_path / f"victim-{kill_at}"
-        victims.append(config_in(folder, **CHAIN))
-        assert launch([victims[-1]], kill_at=kill_at).codes == [-9]
-        assert (folder / "stages" / "1" / "stage.json").exists()
-        assert not (folder / "stages" / "2" / "stage.json").exists()
-    (ended,) = launch([config_in(tmp_path / "whole", **CHAIN), *victims]).results
-    reference, *resumed = (run["weights"] for run in ended["runs"])
-    assert reference is not None
-    assert resumed == [reference] * 3
+    victim = config_in(tmp_path / "victim", **CHAIN)
+    assert launch([victim], kill_at=9).codes == [-9]
+    assert (tmp_path / "victim" / "stages" / "1" / "stage.json").exists()
+    assert not (tmp_path / "victim" / "stages" / "2" / "stage.json").exists()
+    (ended,) = launch([config_in(tmp_path / "whole", **CHAIN), victim]).results
+    whole, resumed = (run["weights"] for run in ended["runs"])
+    assert resumed == whole is not None
 
 
 @pytest.mark.slow
