@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainers.data.synthetic import write_corpus
+from trainers.tasks import TASKS
+
+EACH_HEAD = tuple({info.head: name for name, info in reversed(TASKS.items())}.values())
+"""A task of each kind of head."""
 
 KINDS = {
     "colour": ("red", "blue", "green", "white", "black"),

@@ -20,7 +20,7 @@ from benchmarks.encoders import PAD, build, examples, install
 from benchmarks.step_trace import StepTrace
 from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure, Launch, Recorder
-from tests.trainers.corpora import write_task
+from tests.trainers.corpora import EACH_HEAD, write_task
 from tests.trainers.tape import Tape
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import StaticRow, StaticShape
@@ -39,7 +39,7 @@ from trainers.update import Update
 
 FUSED = {"name": "tiny", "encoder": "fused", "cuda_graphs": True}
 STEPS = 20
-REPEATED = tuple(name for name, info in TASKS.items() if info.head.reads != "guessed")
+REPEATED = tuple(name for name in EACH_HEAD if TASKS[name].head.reads != "guessed")
 
 pytestmark = pytest.mark.skipif(
     kernels.why_unavailable("cpu") is not None, reason="there are no encoder kernels here"
