@@ -69,8 +69,8 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 50 minutes)
-	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 20 minutes on two cores"
+test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 40 minutes)
+	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)
