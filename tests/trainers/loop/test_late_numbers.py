@@ -104,7 +104,7 @@ def assert_alike(found) -> None:
         ),
         pytest.param(
             {"batch": {"global_size": 8, "micro_size": 4}, "evaluation": {"every_epochs": 0.5}},
-            id="accumulated",
+            marks=pytest.mark.slow, id="accumulated",
         ),
     ],
 )  # fmt: skip
@@ -190,7 +190,8 @@ def test_steps_that_are_profiled_or_traced_are_read_at_once_and_all_others_late(
     assert order == [*border, *late * 9, "read", *window, *border, *late * 4, "read"]
 
 
-@pytest.mark.parametrize("window", ["profile_steps", pytest.param("trace_steps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["profile_steps", "trace_steps"])
 def test_a_window_changes_no_number(behind, config_in, tmp_path, recorder, window):
     telemetry = {window: 2}
     optimizer = {"learning_rate": 1e-3, "max_grad_norm": 0.5}

@@ -79,7 +79,9 @@ def require_equal_weights(one: Mapping[str, torch.Tensor], other: Mapping[str, t
         pytest.param({}, id="fp32"),
         pytest.param({"precision": "bf16"}, marks=pytest.mark.slow, id="bf16"),
         pytest.param(
-            {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.1}}, id="clipped"
+            {"optimizer": {"name": "adan", "learning_rate": 1e-3, "max_grad_norm": 0.1}},
+            marks=pytest.mark.slow,
+            id="clipped",
         ),
         pytest.param(
             {"batch": {"global_size": 8, "micro_tokens": 90}}, marks=pytest.mark.slow, id="token budget"
@@ -125,6 +127,7 @@ def test_rows_of_a_few_shapes_have_the_losses_of_rows_of_any(
     assert static.facts["summary"]["score"] == pytest.approx(dynamic.facts["summary"]["score"], abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bitwise(tape: Tape, configure: Configure, tmp_path: Path) -> None:
     whole = ended(configure, tmp_path / "whole", deterministic=True)
     ended(configure, tmp_path / "parts", deterministic=True, stop_after=7)
@@ -161,6 +164,7 @@ def test_all_shapes_are_recorded_before_the_first_step(
     assert set(recorded) == {3 * len(set(shapes))}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_records_what_it_has_left(tape: Tape, configure: Configure, tmp_path: Path) -> None:
     ended(configure, tmp_path / "run", stop_after=STEPS - 2)
     before = tape.recorded
