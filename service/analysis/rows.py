@@ -16,7 +16,7 @@ from service.analysis.answers import AnalysisError, BadQuestion, Criterion
 from service.analysis.cells import Side, add_figures, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
-from service.analysis.ranking import Candidate
+from service.analysis.ranking import Candidate, label_of
 from service.analysis.recommend import Configuration, Constraint
 from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
@@ -261,6 +261,13 @@ class Rows:
                 f"{len(of)} of {len(finished)} runs shared a device with other runs (queue.share_device), "
                 f"which their times include: {_runs(of)}"
             )
+        batches: dict[str, set[int]] = {}
+        for run in finished:
+            if run.id in self.run_table.sought:
+                batches.setdefault(label_of(run.point), set()).add(run.global_batch_size)
+        if batches:
+            sizes = (f"{' and '.join(map(str, sorted(of)))} ({label})" for label, of in batches.items())
+            notes.append(f"batch.global_size largest was found to be {', '.join(sizes)}")
         notes += self._disturbance_notes()
         if self.run_table.with_overhead:
             notes.append("time and cost include an even share of each experiment's overhead; energy does not")

@@ -17,7 +17,7 @@ from service.domain.grid import AxisValue, fields_of, varied_fields
 from service.domain.ledger import Sum
 from service.domain.metrics import finite
 from service.domain.neighbours import Neighbour, disturbances
-from service.domain.records import Experiment, PointRow, Run
+from service.domain.records import Experiment, PointRow, Run, sought_batch
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 from service.specs.fields import axis_names
 from service.specs.models import RUN
@@ -62,6 +62,7 @@ class RunTable:
     data: Mapping[int, Facts] = field(default_factory=dict)  # Trained and judged on; not of unstarted runs
     environments: Sequence[tuple[Facts, tuple[int, ...]]] = ()  # Machines and versions, with ids of runs
     shared: frozenset[int] = frozenset()  # Ids of runs whose device other runs might use at the same time
+    sought: frozenset[int] = frozenset()  # Ids of runs that found their batch: `batch.global_size: largest`
     disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
     left_out: tuple[Run, ...] = ()  # Disturbed runs that are not among `runs`, on request
     with_overhead: bool = False  # Time and cost of the runs have a share of their experiment's overhead
@@ -171,6 +172,7 @@ def read_run_table(
     environments: dict[str, tuple[Facts, list[int]]] = {}
     wanted = {run.id for run in every}
     shared: set[int] = set()
+    sought: set[int] = set()
     alike: dict[str, Facts] = {}  # Ten thousand runs on the same data share one record of it.
     with store.database.read() as connection:
         of_summaries = (
@@ -197,6 +199,8 @@ def read_run_table(
                 data[id] = alike.setdefault(json.dumps(of, sort_keys=True), of)
             if facts.get("device_shared"):
                 shared.add(id)
+            if sought_batch(facts):
+                sought.add(id)
             environment = {name: facts[name] for name in _ENVIRONMENT if name in facts}
             if environment:
                 key = json.dumps(environment, sort_keys=True, default=str)
@@ -222,6 +226,7 @@ def read_run_table(
         data=data,
         environments=tuple((facts, tuple(of)) for facts, of in environments.values()),
         shared=frozenset(shared),
+        sought=frozenset(sought),
         disturbed=disturbed,
         left_out=tuple(run for run in runs if run.id in left_out),
         with_overhead=selection.with_overhead,

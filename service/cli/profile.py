@@ -69,7 +69,7 @@ def profile(
         step, link, notes = _of(measured, config, hardware, link_gb_s)
         exchange = exchange_of(config.parallel, measured.compression)
         own = {measured.exchange.workers} if measured.exchange is not None else own
-    size, micro = config.batch.global_size, config.batch.micro_size
+    size, micro = config.batch.size, config.batch.micro_size
     estimates = [
         estimated(
             step,
@@ -152,6 +152,11 @@ def _config(
             "the model comes from a run; write it to a folder with `stillhouse export-model` and use that",
             ExitCode.usage,
         )
+    if spec.batch.is_found:
+        raise Failure(
+            "batch.global_size largest is found by a run; set a number, such as --set batch.global_size=32",
+            ExitCode.usage,
+        )
     return run_config(
         spec,
         experiment_id=0,
@@ -167,9 +172,7 @@ def _measured(config: RunConfig, steps: int, warm_up: int, check: bool) -> Profi
     from trainers.entrypoint import profile as measure
     from trainers.errors import TrainingError
 
-    pairs = (
-        config.rates.kind.counted_in_cpus and (os.cpu_count() or 1) > 1 and config.batch.global_size % 2 == 0
-    )
+    pairs = config.rates.kind.counted_in_cpus and (os.cpu_count() or 1) > 1 and config.batch.size % 2 == 0
     note(f"measures {warm_up + steps} steps" + (", in two processes at once" if pairs else ""))
     try:
         return measure(config, workers=2 if pairs else 1, steps=steps, warm_up=warm_up, check=check and pairs)
@@ -193,9 +196,9 @@ def _measured_on_cluster(
     from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster
 
     workers = max(2, spec.parallel.workers)
-    if config.batch.global_size % workers:
+    if config.batch.size % workers:
         raise Failure(
-            f"batch.global_size {config.batch.global_size} is not divisible by {workers} workers; change "
+            f"batch.global_size {config.batch.size} is not divisible by {workers} workers; change "
             "it or parallel.workers",
             ExitCode.usage,
         )
@@ -251,7 +254,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
     step = assumed(
         shape,
         tokens=config.task.max_length,
-        examples=config.batch.global_size,
+        examples=config.batch.size,
         optimizer_passes=config.optimizer.info.states.passes,
         rates=Rates(tflops, memory_gb_s),
         payload=payload_of(config.parallel),

@@ -25,6 +25,7 @@ from service.domain.formats import (
 )
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
+from service.domain.records import sought_batch
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, RunState
 from service.fairness.eta import duration_in_words
 from service.scheduling.cluster import start_command
@@ -218,7 +219,9 @@ def _run_facts(run: Run, attempts: Sequence[Attempt]) -> Iterator[tuple[str, str
     distilled = f", distilled from {run.teacher}," if run.teacher else ""
     strategy = strategy_text(run.strategy, attempts)
     yield "point", replicate_text(run) if run.point else f"no axes {replicate_text(run)}"
-    batch = f"batch {run.global_batch_size}"
+    batch = f"batch {run.global_batch_size}" if run.global_batch_size else "the largest batch that fits"
+    if any(sought_batch(attempt.facts or {}) for attempt in attempts):
+        batch += " (the largest that fits)"
     yield "trains", f"{run.student}{distilled} on {run.task}, {run.precision}, {batch}"
     yield "with", f"{run.optimizer} ({run.implementation}), {run.workers} x {run.hardware}, {strategy}"
     phase = f", {run.phase}" if run.phase and not run.ended_s else ""

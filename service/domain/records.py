@@ -109,7 +109,7 @@ class Run(StoredRecord):
     precision: str  # Number format of forward and backward
     optimizer: str  # Update rule
     implementation: str  # How the update rule is executed
-    global_batch_size: int  # Examples per update
+    global_batch_size: int  # Examples per update; 0 = the largest that fits, not found yet
     strategy: str  # How a step is spread over workers
     workers: int  # Worker processes: of the newest attempt, and before that the most that it may have
     hardware: str  # Hardware by its catalogue name
@@ -516,6 +516,11 @@ class View(StoredRecord):
     shared: bool  # Whether everyone who sees the project sees the view
     query: str  # Filter, state, order_by and columns, as the query of the list's address
     created_s: float  # When it was first saved, in Unix seconds
+
+
+def sought_batch(facts: Mapping[str, Any]) -> bool:
+    """Whether a run with these facts found its batch, by `batch.global_size: largest`."""
+    return isinstance(facts.get("config", {}).get("batch", {}).get("global_size"), str)
 
 
 def canonical_query(text: str) -> str:

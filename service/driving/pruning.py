@@ -36,7 +36,9 @@ def memory_key(spec: ExperimentSpec) -> str:
 
 def does_not_fit(spec: ExperimentSpec, failed: ExperimentSpec) -> str | None:
     """Returns why a run cannot fit into memory, given one that ran out of it; None = it may fit."""
-    if memory_key(spec) != memory_key(failed) or spec.micro_size < failed.micro_size:
+    if spec.batch.is_found or failed.batch.is_found or spec.micro_size < failed.micro_size:
+        return None
+    if memory_key(spec) != memory_key(failed):
         return None
     return f"does not fit (by {failed.micro_size}): micro-batch {failed.micro_size} ran out of memory here"
 

@@ -235,7 +235,7 @@ def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list
         if one.spec.task.max_length != spec.task.max_length:
             tiers[2].append(one)
         elif (
-            one.spec.batch.global_size != spec.batch.global_size
+            one.spec.batch.size != spec.batch.size
             or one.spec.optimizer.name != spec.optimizer.name
             or one.spec.optimizer.implementation != spec.optimizer.implementation
         ):
@@ -272,7 +272,7 @@ def _t90(freedom: int) -> float:
 
 
 def _work(spec: ExperimentSpec, steps: int) -> float:
-    examples = steps * spec.batch.global_size if spec.trains else spec.task.validation_examples or 1
+    examples = steps * spec.batch.size if spec.trains else spec.task.validation_examples or 1
     return float(examples * spec.task.max_length)
 
 
@@ -319,7 +319,7 @@ def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
     if examples is None:
         # Steps of an epoch x batch: at most a batch more than there are.
         told = [
-            one.steps * one.spec.batch.global_size / one.spec.length.epochs
+            one.steps * one.spec.batch.size / one.spec.length.epochs
             for one in past
             if one.spec.length.epochs is not None and one.spec.task.train_examples is None
         ]

@@ -106,6 +106,7 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
     statement = (
         sa.select(
             schema.cell_specs.c.canonical,
+            _r.global_batch_size,
             _r.total_steps,
             _r.total_time_s,
             _r.energy_kwh,
@@ -131,13 +132,13 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
         rows = connection.execute(statement).all()
     return [
         Past(
-            spec=read_stored(canonical),
+            spec=read_stored(canonical).with_batch(batch),
             steps=steps,
             total_time_s=total_time_s,
             setup_time_s=_seconds(summary, "setup_time_s"),
             energy_kwh=energy_kwh,
         )
-        for canonical, steps, total_time_s, energy_kwh, summary in rows
+        for canonical, batch, steps, total_time_s, energy_kwh, summary in rows
     ]
 
 

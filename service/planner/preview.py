@@ -18,7 +18,12 @@ from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
 from service.specs.experiment import ExperimentSpec, InfeasibleCell, RunPlan, cell_of
 from service.specs.fields import WantedPrecision
-from trainers.config import SHARERS, Precision
+from trainers.config import ASSUMED_BATCH, SHARERS, Precision
+
+_SOUGHT = (
+    "batch.global_size largest is found when the first run of a configuration starts, and recorded; until "
+    f"then forecasts assume {ASSUMED_BATCH} examples, and learning rates do not follow it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,9 @@ def notes_of(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> tuple[s
     named = (find(str(name), catalogue) for name in dict.fromkeys(spec.values_of("hardware")))
     found = [hardware for hardware in named if hardware is not None]
     precisions = list(dict.fromkeys(map(str, spec.values_of("precision"))))
+    sought = any(isinstance(size, str) for size in spec.values_of("batch.global_size"))
     return (
+        *([_SOUGHT] if sought else ()),
         *(line for hardware in found for line in _of_device(hardware)),
         *(line for hardware in found for word in precisions for line in _of_precision(hardware, word)),
     )

@@ -121,4 +121,5 @@ def run_config(
             models=models.values(),
         ),
         site=settings.site(settings.pool),
+        memory_gib=spec.resources.memory_gib_per_worker,
     )

@@ -152,6 +152,11 @@ class SpecFields(TrainingSections):
                 "measure: exclusive and queue.share_device: true cannot be combined; set "
                 "queue.share_device: false, or measure: shared"
             )
+        if self.queue.share_device and self.batch.is_found:
+            raise ValueError(
+                "batch.global_size largest fills the device's memory, which queue.share_device lets other "
+                "runs use; set queue.share_device: false, or batch.global_size to a number"
+            )
         return self
 
     @model_validator(mode="after")

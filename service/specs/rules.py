@@ -138,6 +138,11 @@ def _device_problems(spec: SpecFields, hardware: Hardware) -> Iterator[Problem]:
             "model.encoder",
             f"encoder {encoder.name} packs texts of any length, {fix}; use one of {padded}",
         )
+    if spec.batch.is_found and "batch.global_size" not in axes:
+        yield _invalid(
+            "batch.global_size",
+            f"the largest batch is found by trying sizes, {fix}; set batch.global_size to a number",
+        )
     if spec.batch.micro_tokens is not None and "batch.micro_tokens" not in axes:
         yield _invalid(
             "batch.micro_tokens",

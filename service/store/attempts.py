@@ -189,6 +189,7 @@ class Attempts(StorePart):
                 # Asked for as `auto`, or not to be had here: the column says what really runs. A run that
                 # takes no step has no optimizer.
                 implementation=facts.get("optimizer_implementation") or schema.runs.c.implementation,
+                global_batch_size=facts.get("global_size") or schema.runs.c.global_batch_size,
             )
         )
         if not moved.rowcount:

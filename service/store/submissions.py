@@ -45,8 +45,8 @@ _r = schema.runs.c
 
 _NOTHING_REUSED = Reuse()
 _REUSED_COLUMNS = (
-    "implementation", "step", "total_steps", "checkpoint", "checkpoint_step", *SUMMARY_FIELDS,
-    *schema.NEIGHBOUR_COLUMNS,
+    "implementation", "global_batch_size", "step", "total_steps", "checkpoint", "checkpoint_step",
+    *SUMMARY_FIELDS, *schema.NEIGHBOUR_COLUMNS,
 )  # fmt: skip
 """Columns of `runs` that a reused run takes over."""
 
@@ -275,6 +275,8 @@ class Submissions(StorePart):
         for field, column in SPEC_COLUMNS.items():
             if (value := refusal.fields.get(field)) is not None:
                 columns[column] = storable(value) if isinstance(value, str) else value
+        if not isinstance(columns["global_batch_size"], int):
+            columns["global_batch_size"] = 0
         entry = find(columns["hardware"], self._catalogue)
         columns["hardware"] = entry.name if entry else columns["hardware"]
         return columns | {"config_sha256": None}
@@ -290,7 +292,7 @@ class Submissions(StorePart):
             "precision": str(spec.precision),
             "optimizer": str(spec.optimizer.name),
             "implementation": str(spec.optimizer.implementation),
-            "global_batch_size": spec.batch.global_size,
+            "global_batch_size": 0 if spec.batch.is_found else spec.batch.size,
             "strategy": str(spec.parallel.strategy),
             "workers": workers,
             "hardware": spec.hardware,

@@ -10,6 +10,8 @@ from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import MAX_WORKERS, MICRO_BATCHES_PER_STAGE, Parallel, require_layers
 from trainers.config.sections import (
+    ASSUMED_BATCH,
+    MAX_BATCH,
     BatchConfig,
     Checkpointing,
     Evaluation,
@@ -31,8 +33,10 @@ from trainers.config.training import (
 from trainers.registry import Identifier, Section
 
 __all__ = [
+    "ASSUMED_BATCH",
     "DEFAULT_WARMUP",
     "LAYERS",
+    "MAX_BATCH",
     "MAX_LENGTH",
     "MAX_WORKERS",
     "MICRO_BATCHES_PER_STAGE",

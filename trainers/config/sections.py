@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from trainers.registry import Section
 
 MAX_BATCH = 65536  # Examples
+ASSUMED_BATCH = 16
+"""Examples that forecasts assume for a batch that is still to be found."""
+BatchSize: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_BATCH), Tag("number")] | Annotated[Literal["largest"], Tag("word")],
+    Discriminator(lambda size: "word" if isinstance(size, str) and not size.isdigit() else "number"),
+]
 
 
 class BatchConfig(Section):
     """How many examples one step sees."""
 
-    global_size: int = Field(default=16, ge=1, le=MAX_BATCH)
-    """Examples per optimizer update, over all workers and accumulation steps."""
+    global_size: BatchSize = 16
+    """Examples per optimizer update, over all workers and accumulation steps; largest = the most that the
+    devices hold in one pass, found when the run starts."""
     per_worker_size: int | None = Field(default=None, ge=1, le=MAX_BATCH)
     """Examples per optimizer update on one worker (in a pipeline: on its stages together), from which
     `global_size` follows; unset = `global_size` counts."""
@@ -34,6 +41,15 @@ class BatchConfig(Section):
         if isinstance(value, int) and not 1 <= value <= 65536:
             raise ValueError(f"{value} is outside [1, 65536]; give a size or 'auto'")
         return value
+
+    @property
+    def size(self) -> int:
+        """Examples per optimizer update; what is assumed until the largest is found."""
+        return self.global_size if isinstance(self.global_size, int) else ASSUMED_BATCH
+
+    @property
+    def is_found(self) -> bool:
+        return not isinstance(self.global_size, int)
 
     @model_validator(mode="after")
     def _one_limit(self) -> BatchConfig:

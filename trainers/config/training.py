@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, JsonValue, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -269,7 +269,13 @@ class TrainingSections(Section):
     def steps_of(self, examples: int) -> int:
         """Returns the optimizer updates of a run, all stages included."""
         lengths = [stage.length for stage in self.each_stage()]
-        return sum(length.total_steps(examples, self.batch.global_size) for length in lengths)
+        return sum(length.total_steps(examples, self.batch.size) for length in lengths)
+
+    def with_batch(self, size: int) -> Self:
+        """Returns the sections with the batch that a run found, in one pass; unchanged if none was sought."""
+        if not self.batch.is_found:
+            return self
+        return self.model_copy(update={"batch": self.batch.model_copy(update={"global_size": size})})
 
     @property
     def trains(self) -> bool:
@@ -351,6 +357,28 @@ class TrainingSections(Section):
         return self
 
     @model_validator(mode="after")
+    def _finds_batch(self) -> TrainingSections:
+        if not self.batch.is_found:
+            return self
+        micro = None if self.batch.micro_size == "auto" else self.batch.micro_size
+        staged = self.parallel.strategy if self.parallel.strategy_info.staged else None
+        unlike: tuple[tuple[str, object, str], ...] = (
+            ("batch.micro_size", micro, "divides a step into several passes"),
+            ("batch.micro_tokens", self.batch.micro_tokens, "divides a step into several passes"),
+            ("parallel.strategy", staged, "divides a step into several passes"),
+            ("parallel.min_workers", self.parallel.min_workers, "changes the workers between attempts"),
+            ("stages", len(self.stages or ()) or None, "would each have a batch of their own"),
+            ("length.steps", None if self.trains else 0, "trains nothing"),
+        )
+        for field, value, what in unlike:
+            if value is not None:
+                raise ValueError(
+                    f"batch.global_size largest is what fits in one pass of training, but {field} {value} "
+                    f"{what}; set batch.global_size to a number, or change {field}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _batch_divides(self) -> TrainingSections:
         fewest, most = self.parallel.min_workers, self.parallel.workers
         if fewest is None:
@@ -364,10 +392,12 @@ class TrainingSections(Section):
 
     def _undivided(self, workers: int) -> str | None:
         """Returns why the global batch cannot be spread over so many workers, and what to change."""
-        size, micro = self.batch.global_size, self.batch.micro_size
+        size, micro = self.batch.size, self.batch.micro_size
         stages = self.parallel.stage_count
         if workers % stages:
             return f"parallel.workers {workers} is not divisible by parallel.stages {stages}"
+        if self.batch.is_found:
+            return None
         # In a pipeline all workers of a replica see the same examples.
         replicas = workers // stages
         whom = "parallel.workers" if stages == 1 else "parallel.workers / parallel.stages ="
@@ -434,7 +464,7 @@ class TrainingSections(Section):
     @property
     def share(self) -> int:
         """Examples of a step on one replica (elastic: at the most workers)."""
-        return self.batch.global_size // (self.worker_numbers[0] // self.parallel.stage_count)
+        return max(1, self.batch.size // (self.worker_numbers[0] // self.parallel.stage_count))
 
     @property
     def micro_size(self) -> int:
@@ -535,6 +565,8 @@ class RunConfig(TrainingSections):
     """Where the run reads and writes."""
     site: Site = Site()
     """Where its devices stand."""
+    memory_gib: float | None = None
+    """Host memory that a worker reserves, in GiB; unset = its CPUs' share of the host's."""
 
     @model_validator(mode="after")
     def _one_number_of_workers(self) -> RunConfig:

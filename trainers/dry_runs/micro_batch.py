@@ -12,6 +12,7 @@ import contextlib
 import gc
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from trainers.config import Parallel, RunConfig
+from trainers.config import MAX_BATCH, Parallel, RunConfig
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.cache import preparing
 from trainers.data.tokens import TokenSet
@@ -33,6 +34,7 @@ from trainers.errors import OutOfMemoryError, out_of_memory
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Output
 from trainers.parallel.pipeline.layers import ModelChunk, StagePartition, hidden_dtype
+from trainers.process import trim_memory
 from trainers.tasks.info import OwnFields
 from trainers.telemetry.timeline import Phase, Timeline
 from trainers.update import build
@@ -40,6 +42,7 @@ from trainers.workers import Workers
 
 _FP32_BYTES = 4
 _LOCK_S = 60.0
+_USABLE = 0.9  # Of a worker's host memory, for passes
 _done: set[str] = set()  # Keys of the passes that this process has done
 
 
@@ -82,6 +85,7 @@ class DryRun:
             each += _FP32_BYTES  # the buckets that gradients are exchanged in
         states = torch.empty(count * each, dtype=torch.uint8, device=self._device)
         try:
+            states.fill_(1)  # Host memory is in use once it is written.
             # With a mask, which attention needs the more memory for.
             passes = 2 if self._config.model.cuda_graphs else 1
             self._pass(_with_mask(self._longest(passes * size)))
@@ -267,6 +271,99 @@ def choose(
     return chosen
 
 
+class BatchSearch:
+    """The search for `batch.global_size: largest`: the most examples of one pass on every worker.
+
+    On a GPU a pass that does not fit fails. On the CPU it would not: there the process' resident memory must
+    stay below what the worker reserves, or else its CPUs' share of the host's or container's memory, less a
+    tenth for what steps need besides; a pass that would exceed it, by the growth so far, is not tried.
+    `peak_mib` begins a window and returns a function that reads its peak.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: Workers,
+        device: torch.device,
+        shape: Mapping[str, object],
+        peak_mib: Callable[[], Callable[[], float]],
+    ) -> None:
+        self._config, self._workers, self._peak_mib = config, workers, peak_mib
+        on_host = config.rates.kind.counted_in_cpus
+        self._limit_mib = _USABLE * host_share_mib(config) if on_host else math.inf
+        self._key = "batch " + key_of(config, device, {**shape, "limit_mib": f"{self._limit_mib:.0f}"})
+        self._of_run = SizeCache(Path(config.workspace.checkpoints) / "batch-size.json")
+        self._peaks: dict[int, float] = {}
+
+    def found(self, attempt: Callable[[int], None], at_most: int) -> RunConfig:
+        """Returns the run with the batch; resumed, it has the same one as before.
+
+        `at_most` are the training examples; `attempt` runs a step of a size at the run's greatest length.
+        """
+        config, workers, memory = self._config, self._workers, _memory_of(self._config)
+        replicas = config.parallel.replicas
+        share = workers.broadcast(self._of_run.recall("share") or memory.recall(self._key))
+        if share is None:
+            with preparing():
+                most = max(1, min(MAX_BATCH, at_most) // replicas)
+                share = min(workers.all_gather(self._search(attempt, most)))
+            if share == 0:
+                raise OutOfMemoryError(
+                    f"not even one example of length {config.task.max_length} fits in memory; lower "
+                    "task.max_length, or use another model or hardware"
+                )
+            if workers.rank == 0:
+                memory.keep(self._key, share)
+        if workers.rank == 0:
+            self._of_run.keep("share", share)
+        return with_size(config.with_batch(share * replicas), share)
+
+    def forget(self) -> None:
+        _memory_of(self._config).forget(self._key)
+
+    def _search(self, attempt: Callable[[int], None], most: int) -> int:
+        """Doubles the size while it fits, then halves the gap, down to an eighth of the size."""
+        below, above = 0, most + 1
+        while above - below > max(1, below // 8):
+            middle = min(max(1, 2 * below), most) if above > most else (below + above) // 2
+            if middle == below:
+                break
+            if self._fits(attempt, middle):
+                below = middle
+            else:
+                above = middle
+        return below
+
+    def _fits(self, attempt: Callable[[int], None], size: int) -> bool:
+        sizes = sorted(self._peaks)[-2:]
+        if len(sizes) == 2:
+            low, high = (self._peaks[one] for one in sizes)
+            growth = max(0.0, high - low) / (sizes[1] - sizes[0])
+            if high + growth * (size - sizes[1]) > self._limit_mib:
+                return False
+        trim_memory()
+        peak_mib = self._peak_mib()
+        if not fits(lambda: attempt(size)):
+            return False
+        mib = peak_mib()
+        if mib > self._limit_mib:
+            return False
+        self._peaks[size] = mib
+        return True
+
+
+def host_share_mib(config: RunConfig) -> float:
+    """Returns the memory that a worker reserves on its host, or else its CPUs' share of all, in MiB."""
+    if config.memory_gib is not None:
+        return config.memory_gib * 1024
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # "max" where there is none
+            total = min(total, int(limit.read_text(encoding="ascii")))
+    cpus = os.cpu_count() or 1
+    return total / 2**20 * min(1.0, config.rates.devices_per_worker / cpus)
+
+
 def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
     if _searched(config, device):
         _memory_of(config).forget(key_of(config, device, shape))
@@ -323,7 +420,7 @@ def key_of(config: RunConfig, device: torch.device, shape: Mapping[str, object])
         "shape": {name: str(value) for name, value in shape.items()},
         "task": [config.task.name, config.task.max_length, own_fields],
         "optimizer": config.optimizer.model_dump(mode="json", include=of_optimizer),
-        "share": config.share,
+        "share": config.batch.global_size if config.batch.is_found else config.share,
         "parallel": config.parallel.model_dump(mode="json", exclude={"stage_timeout_s"}),
         "device": [name, memory, torch.__version__],
     }

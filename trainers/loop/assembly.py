@@ -19,7 +19,7 @@ from trainers.data.batches import TrainingBatches, collate, epoch_order
 from trainers.data.cache import counted_by, preparing
 from trainers.data.segments import up_to_multiple
 from trainers.dry_runs import micro_batch
-from trainers.dry_runs.micro_batch import DryRun, StageDryRun
+from trainers.dry_runs.micro_batch import BatchSearch, DryRun, StageDryRun
 from trainers.errors import BadSpecError
 from trainers.loop import snapshot
 from trainers.loop.evaluation import Evaluator, FinalTest
@@ -191,7 +191,7 @@ class RunBuilder:
         On the CPU, before the model has a number format of its own; the result is the same on all workers.
         """
         config, worker, prepared, model = self.config, self.worker, self.prepared, self.student
-        rows = epoch_order(prepared.train.lengths, config.seed, 0, config.batch.global_size)
+        rows = epoch_order(prepared.train.lengths, config.seed, 0, config.batch.size)
         batch = collate(prepared.train, rows[: min(_CALIBRATED, len(rows))], prepared.pad_id, worker.multiple)
         transform = worker.laid_out(prepared.transform, prepared, len(batch.rows))
         if transform is not None:
@@ -290,10 +290,16 @@ class RunBuilder:
             transform=worker.laid_out(self.distilled.transform, self.prepared, config.micro_size),
         )
         described = {**described, "longest example": dry_run.longest}
-        size = micro_batch.choose(config, worker.workers, device, described, dry_run.at_size)
-        width = up_to_multiple(dry_run.longest, worker.multiple)
-        self.config = micro_batch.in_tokens(config, size, device, width)
-        self.forget_micro_size = partial(micro_batch.forget, config, device, described)
+        if config.batch.is_found:
+            search = BatchSearch(config, worker.workers, device, described, worker.instruments.peak_within)
+            self.config = search.found(dry_run.at_size, len(self.prepared.train))
+            size, self.forget_micro_size = self.config.micro_size, search.forget
+            worker.log(f"batch.global_size largest: {self.config.batch.size} examples")
+        else:
+            size = micro_batch.choose(config, worker.workers, device, described, dry_run.at_size)
+            width = up_to_multiple(dry_run.longest, worker.multiple)
+            self.config = micro_batch.in_tokens(config, size, device, width)
+            self.forget_micro_size = partial(micro_batch.forget, config, device, described)
         if config.model.compile:
             try:
                 with preparing():
@@ -334,7 +340,7 @@ class RunBuilder:
         batches = TrainingBatches(
             prepared.train,
             seed=config.seed,
-            global_size=config.batch.global_size,
+            global_size=config.batch.size,
             micro_size=config.micro_size,
             replica=worker.workers.replica,
             replicas=worker.workers.replicas,
@@ -347,7 +353,7 @@ class RunBuilder:
         self.data = RunData(
             self.task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity
         )
-        self.total_steps = config.length.total_steps(len(prepared.train), config.batch.global_size)
+        self.total_steps = config.length.total_steps(len(prepared.train), config.batch.size)
 
     def restore(self, heartbeat: Heartbeat, clock: Clock) -> None:
         """Restores model, optimizer, counters and timeline, but no generators; finds what was lost since."""
@@ -383,7 +389,7 @@ class RunBuilder:
         config, worker = self.config, self.worker
         optimizer, module = self.built.optimizer, self.distilled.module
         source = source_for(config, worker.workers, optimizer, module, worker.device)
-        self.noise = GradientNoise(source, config.batch.global_size / config.batch.base_size)
+        self.noise = GradientNoise(source, config.batch.size / config.batch.base_size)
         setup = Setup(
             config,
             self.student,
@@ -429,6 +435,7 @@ class RunBuilder:
             **self.built.facts(),
             **self.replica.facts(),
             "resumed_from_s": self.kept_until_s,
+            "global_size": config.batch.size,
             "micro_size": config.batch.micro_size,
             "micro_tokens": config.batch.micro_tokens,
             "accumulation": config.accumulation,

@@ -258,7 +258,7 @@ class Trainer:
         if is_finite(totals):
             if launched.transfer is None:
                 divisor = update.apply(norm, launched.rate)
-                if batch.global_examples == self.config.batch.global_size:
+                if batch.global_examples == self.config.batch.size:
                     self.telemetry.noise.add(StepNorms(totals.noise, norm, loss_scale, divisor))
             update.scale.applied()
             self.progress.not_finite_in_a_row = 0

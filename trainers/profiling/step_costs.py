@@ -243,7 +243,7 @@ def layer_times(config: RunConfig, *, steps: int, warm_up: int) -> StepTimes:
             )
             for position, name in enumerate(stamps.parts)
         )
-        examples = config.batch.global_size
+        examples = config.batch.size
         return StepTimes(layers, 1e3 * statistics.median(whole_s), len(batch.micro_batches), examples)
 
 
@@ -298,7 +298,7 @@ def _changed(config: RunConfig, **sections: Any) -> RunConfig:
 def measure(config: RunConfig, *, workers: int, steps: int, warm_up: int, check: bool) -> Profile:
     """Measures in this process, or in several of this machine; see `measure_group`."""
     if workers == 1:
-        whole = alone(config, config.batch.global_size)
+        whole = alone(config, config.batch.size)
         return Profile(layer_times(whole, steps=steps, warm_up=warm_up), None, None)
     with LocalGroup(workers) as group, tempfile.TemporaryDirectory(prefix="stillhouse-steps-") as folder:
         return measure_group(
@@ -311,10 +311,10 @@ def measure_group(
 ) -> Profile:
     """Returns the layer times of workers that compute at once, and the cost of their exchange.
 
-    The number of workers divides `config.batch.global_size`. `check` trains a data-parallel run too, in the
+    The number of workers divides `config.batch.size`. `check` trains a data-parallel run too, in the
     folder `shared`, which all workers see, and times its steps.
     """
-    share = alone(config, config.batch.global_size // group.workers)
+    share = alone(config, config.batch.size // group.workers)
     times = mean_step(group.run(_layer_times_together, share, steps, warm_up))
     # A GPU's exchanges are not computed by the processor; elsewhere an idle core may do them.
     idle = not config.rates.kind.counted_in_cpus or group.spare_cores > 0

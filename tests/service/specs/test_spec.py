@@ -207,6 +207,47 @@ def test_dates_and_words_like_on_stay_strings() -> None:
         ("parallel: {workers: {min: 1, max: 1}}", "invalid-value", "parallel", "strategy: ddp"),
         ("parallel: {strategy: ddp, workers: {min: 5, max: 7}}", "invalid-value", "", "from 5 to 7 divides"),
         ("batch: {micro_size: 3}", "invalid-value", "", "divisor of 16"),
+        ("batch: {global_size: most}", "invalid-value", "batch.global_size", "should be 'largest'"),
+        *(
+            (
+                text,
+                "invalid-value",
+                "",
+                f"batch.global_size largest is what fits in one pass of training, but {what}; set "
+                f"batch.global_size to a number, or change {what.split()[0]}",
+            )
+            for text, what in (
+                (
+                    "batch: {global_size: largest, micro_size: 4}",
+                    "batch.micro_size 4 divides a step into several passes",
+                ),
+                (
+                    "batch: {global_size: largest, micro_tokens: 4096}",
+                    "batch.micro_tokens 4096 divides a step into several passes",
+                ),
+                (
+                    "batch: {global_size: largest}\nparallel: {strategy: pipeline, workers: 2}",
+                    "parallel.strategy pipeline divides a step into several passes",
+                ),
+                (
+                    "batch: {global_size: largest}\nparallel: {strategy: ddp, workers: {min: 1, max: 2}}",
+                    "parallel.min_workers 1 changes the workers between attempts",
+                ),
+                ("batch: {global_size: largest}\nlength: {steps: 0}", "length.steps 0 trains nothing"),
+            )
+        ),
+        (
+            "batch: {global_size: largest, per_worker_size: 4}",
+            "invalid-value",
+            "batch",
+            "per_worker_size 4 makes a global batch of 4, but global_size is largest; remove one of them",
+        ),
+        (
+            "batch: {global_size: largest}\nqueue: {share_device: true}",
+            "invalid-value",
+            "",
+            "set queue.share_device: false, or batch.global_size to a number",
+        ),
         ("hardware: A1000", "unknown-hardware", "hardware", "did you mean 'A100'?"),
         ("hardware: TPUv3", "invalid-value", "hardware", "torch-tpu, which starts at v4"),
         ("hardware: T4\nprecision: bf16", "precision-not-on-hardware", "precision", "fp32, fp16"),

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from trainers.config import Parallel
 from trainers.data.batches import TrainingBatches
 from trainers.data.tokens import TokenSet
+from trainers.device_kinds import kind_of
 from trainers.distillation.objective import Objective
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.micro_batch import (
+    BatchSearch,
     DryRun,
     SizeCache,
     StageDryRun,
@@ -458,3 +460,65 @@ def test_trial_leaves_no_gradient_and_counts_what_the_optimizer_will_keep(config
     assert seen["gradients"] == []
     assert seen["bytes"] == [8 * seen["parameters"]]  # two fp32 moments
     assert (recorder.facts["micro_size"], recorder.facts["accumulation"]) == (4, 2)
+
+
+def seeker(configure, tmp_path, device=CUDA, workers=None, **fields):
+    config = configure(batch__global_size="largest", workspace=in_folder(configure, tmp_path), **fields)
+    return BatchSearch(config, workers or Workers(), device, {}, lambda: lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("holds", "examples", "found"),
+    [(1, 90, 1), (13, 90, 13), (100, 90, 90), (100, 9000, 96), (3000, 9000, 2816)],
+)
+def test_largest_batch_is_found_to_an_eighth_within_the_training_data(
+    configure, tmp_path, holds, examples, found
+):
+    device = Device(holds)
+    config = seeker(configure, tmp_path).found(device.attempt, examples)
+    assert (config.batch.global_size, config.micro_size, config.accumulation) == (found, found, 1)
+    assert found <= holds < found * 9 / 8 + 1 or found == examples
+    assert len(device.asked) <= 2 * examples.bit_length()
+
+
+def test_largest_batch_is_that_of_the_fullest_worker_times_their_number(configure, tmp_path):
+    parallel = {"strategy": "ddp", "workers": 2}
+    search = seeker(configure, tmp_path, workers=Pair(12), parallel=parallel)
+    assert search.found(Device(50).attempt, 1000).batch.global_size == 24
+
+
+def test_a_batch_is_found_once_per_shape_and_a_resumed_run_keeps_its_own(configure, tmp_path):
+    assert seeker(configure, tmp_path).found(Device(8).attempt, 90).batch.size == 8
+    idle = Device(0)
+    seed = seeker(configure, tmp_path, seed=3)
+    assert seed.found(idle.attempt, 90).batch.size == 8
+    assert idle.asked == []
+    seed.forget()
+    assert seeker(configure, tmp_path).found(idle.attempt, 90).batch.size == 8
+    assert seeker(configure, tmp_path, precision="bf16").found(idle.attempt, 90).batch.size == 8, "its folder"
+    (tmp_path / "checkpoints" / "batch-size.json").unlink()
+    with pytest.raises(OutOfMemoryError, match="not even one example of length 48"):
+        seeker(configure, tmp_path, precision="bf16").found(idle.attempt, 90)
+
+
+def test_on_the_cpu_a_run_trains_with_what_its_declared_memory_holds(configure, recorder, tmp_path):
+    """On a CPU the limit is the memory that its worker reserves: it grows with it, and is kept."""
+    found = {}
+    train(configure(batch__global_size=1, length={"steps": 1}), recorder, NeverStop())
+    here_mib = kind_of(torch.device("cpu")).backend.peak_mib(torch.device("cpu"))
+    for more_mib in (60, 240):
+        config = configure(
+            batch__global_size="largest",
+            length={"epochs": 1},
+            task__max_length=256,
+            memory_gib=(here_mib + more_mib) / 0.9 / 1024,
+            workspace={**configure().workspace.model_dump(), "checkpoints": str(tmp_path / str(more_mib))},
+        )
+        outcome = train(config, recorder, NeverStop())
+        assert outcome.status == "completed"
+        size = found[more_mib] = recorder.facts["global_size"]
+        assert recorder.facts["config"]["batch"]["global_size"] == "largest"
+        assert (recorder.facts["micro_size"], recorder.facts["accumulation"]) == (size, 1)
+        assert f"batch.global_size largest: {size} examples" in recorder.logs
+        assert outcome.summary["steps"] == -(-recorder.facts["train_examples"] // size)
+    assert 1 <= found[60] < found[240]

@@ -22,7 +22,8 @@ export class Schema {
 
   branches(node) {
     const found = this.resolved(node);
-    return found.anyOf ? found.anyOf.flatMap(one => this.branches(one)) : [found];
+    const several = found.anyOf || found.oneOf;
+    return several ? several.flatMap(one => this.branches(one)) : [found];
   }
 
   /** The schema of a field by its path, or null. */

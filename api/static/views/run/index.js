@@ -186,7 +186,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
         run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null,
         run.ended_s ? ["ended", relative(run.ended_s)] : null,
         jobLink(cluster, experiment) ? ["Ray", jobLink(cluster, experiment)] : null,
-        ["batch", count(run.global_batch_size)],
+        ["batch", run.global_batch_size ? count(run.global_batch_size) : "largest, not found yet"],
         ["optimizer", run.optimizer],
         ["precision", run.precision],
         ["model", run.student],
