@@ -69,6 +69,9 @@ class SeedAgreement(Serializable):
     """Relative standard deviation of their total times, in percent; null where fewer than two have one."""
 
 
+MOST_KERNELS = 10  # Of a row
+
+
 @dataclass(frozen=True, slots=True)
 class KernelRow(Serializable):
     """One kernel in one row's profiled runs."""

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from service.analysis.answers import (
+    MOST_KERNELS,
     AnalysisError,
     BadQuestion,
     Claim,
@@ -55,7 +56,6 @@ from trainers.tasks.info import NO_LOSS
 
 _LOSER = {"A is better": "b", "B is better": "a"}
 
-MOST_KERNELS = 10  # Kernels of a row that an answer has
 KernelFigures = Mapping[int, Mapping[str, Mapping[str, float]]]  # By run id, kernel and figure
 
 Curves = Mapping[int, Sequence[PointRow]]  # Evaluations by run id, in the order of steps

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from service.analysis.answers import MOST_KERNELS, KernelRow
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
 from service.domain.formats import axis_value, figure, scale_for, short_names, three_digits, title, utc
@@ -20,6 +21,7 @@ from service.output.answer_words import (
     time_to_rows,
     weights,
 )
+from trainers.telemetry.kernels import KERNEL_FIGURES
 
 if TYPE_CHECKING:
     from service.analysis.answers import (
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
         FrontierAnswer,
         Guide,
         Guideline,
-        KernelRow,
         PublishedComparison,
         Recommendation,
         ScoreAnswer,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         TestedPair,
         Tuning,
     )
+    from service.domain.records import MeasurementRow, Run
 
 _MOST_PAIRS = 24  # Of an axis, with figures: beyond them a guide lists only what is decided
 _VERDICT_STYLES = {
@@ -185,6 +187,18 @@ def _difference(claim: Claim) -> str:
     assert claim.relative_high is not None
     high = "no bound" if math.isinf(claim.relative_high) else f"{claim.relative_high:+.1%}"
     return f"{claim.relative:+.1%} ({claim.relative_low:+.1%}, {high})"
+
+
+def longest_kernels(run: Run, measured: Iterable[MeasurementRow]) -> list[KernelRow]:
+    """Returns the kernels with the most time in the newest profiled window of a run."""
+    prefix, figures = "kernel:", dict[str, dict[str, float]]()
+    rows = [row for row in measured if row.scope.startswith(prefix) and row.name in KERNEL_FIGURES]
+    newest = max((row.attempt for row in rows), default=0)
+    for row in rows:
+        if row.attempt == newest:
+            figures.setdefault(row.scope.removeprefix(prefix), {})[row.name] = row.value
+    longest = sorted(figures, key=lambda kernel: -figures[kernel].get("kernel_ms_per_step", 0.0))
+    return [KernelRow("", run.point, kernel, 1, figures[kernel]) for kernel in longest[:MOST_KERNELS]]
 
 
 def print_kernels(kernels: Sequence[KernelRow]) -> None:

@@ -82,15 +82,19 @@ def show(
     every_event: bool = option(False, "Show every event, including routine ones.", "--events"),
 ) -> Answer:
     """Show the history of an experiment or run: state, attempts, failures, resumes, events."""
+    from service.cli.answer_tables import longest_kernels, print_kernels
     from service.cli.tables import print_experiment, print_run
 
     if target.is_run:
         run = client.run(target.id)
         attempts, summary = client.attempts(target.id), client.summary(target.id)
         events = [event for event in _all_events(client, run.experiment_id) if event.run_id == run.id]
+        profiled = summary.get("kernel_launches_per_step") is not None
+        kernels = longest_kernels(run, client.measurements(run.id)) if profiled else []
         return Answer(
-            {"run": run, "attempts": attempts, "summary": summary, "events": events},
+            {"run": run, "attempts": attempts, "summary": summary, "kernels": kernels, "events": events},
             partial(print_run, run, attempts, events, summary),
+            partial(print_kernels, kernels),
         )
     experiment = client.experiment(target.id)
     runs = list(client.all_runs(experiment_id=target.id))

@@ -70,8 +70,8 @@ class EventKind(StrEnum):
 class Topic(StrEnum):
     """What a subscription asks for."""
 
-    end = "end"  # An experiment ended, however
-    failure = "failure"  # An experiment failed, or some of its runs did
+    end = "end"  # An experiment ended, however, or a part of a study was refused
+    failure = "failure"  # An experiment failed, or some of its runs did, or a part of a study was refused
     hold = "hold"  # A budget put an experiment, or a project's queue, on hold
     budget = "budget"  # A project has used 80% or all of a month's budget
     preemption = "preemption"  # A run gave its devices back to others at a checkpoint, and is queued again

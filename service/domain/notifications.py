@@ -14,6 +14,7 @@ from service.domain.serialization import Serializable
 
 BUDGET_WARNED = "budget.warned"
 BUDGET_REACHED = "budget.reached"
+PART_REFUSED = "study.part_refused"
 TEST = "notice.test"  # Sent on request to one subscription, whatever its topics
 
 
@@ -90,6 +91,7 @@ TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.experiment_cancelled: frozenset({Topic.end}),
     EventKind.experiment_incomplete: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_failed: frozenset({Topic.end, Topic.failure}),
+    PART_REFUSED: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_held: frozenset({Topic.hold}),
     EventKind.run_preempted: frozenset({Topic.preemption}),
     BUDGET_WARNED: frozenset({Topic.budget}),

@@ -46,7 +46,7 @@ _SUBSCRIBED = _SUBSCRIPTIONS.where(
     sa.or_(_t.project.is_(None), _t.project == bindparam("project")),
     sa.or_(_s.project == bindparam("project"), sa.and_(_s.project.is_(None), _s.owner == bindparam("owner"))),
 )
-"""Subscriptions to a project, and those of the owner of an experiment, that a notice is not older than."""
+"""Subscriptions to a project, and of the experiment's or study's owner, that a notice is not older than."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,9 @@ class Notifications(StorePart):
         rows = connection.execute(unaddressed).mappings().all()
         due_s = self.database_time(connection)
         for row in rows:
+            owner = row["experiment_owner"] or (row["data"] or {}).get("study", {}).get("owner")
             subscribed = connection.execute(
-                _SUBSCRIBED,
-                {"project": row["of_project"], "owner": row["experiment_owner"], "notice": row["id"]},
+                _SUBSCRIBED, {"project": row["of_project"], "owner": owner, "notice": row["id"]}
             ).mappings()
             new = [
                 _delivery(subscription["id"], row["id"], _body(row), now, due_s)

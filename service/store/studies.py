@@ -17,6 +17,7 @@ from service.db import schema, statements
 from service.db.engine import Database
 from service.db.errors import IdempotencyMismatch, NotFound
 from service.domain.access import EVERYTHING, LOCAL_ACTOR, Actor, Visibility
+from service.domain.notifications import PART_REFUSED
 from service.domain.records import Experiment, ExperimentStatus, PartOf
 from service.domain.studies import PartState, Study, StudyDetail, StudyPart, state_of
 from service.specs.study import in_part
@@ -168,9 +169,20 @@ class Studies(StorePart):
 
     @transaction
     def refuse_part(self, connection: Connection, study_id: int, name: str, reason: str) -> None:
-        """Ends a part that waits; one that waits no more stays as it is."""
+        """Ends a part that waits, as a failure; one that waits no more stays as it is."""
         refused = _leave_waiting(study_id, name, PartState.refused)
-        connection.execute(refused.values(reason=storable(reason)))
+        if not connection.execute(refused.values(reason=storable(reason))).rowcount:
+            return
+        of = connection.execute(select(_s.name, _s.project, _s.owner).where(_s.id == study_id)).one()
+        notice = {
+            "key": f"study:{study_id}:{name}",
+            "kind": PART_REFUSED,
+            "at_s": self.clock(),
+            "project": of.project,
+            "message": storable(f"part {name} of study {study_id} ({of.name}) was refused: {reason}"),
+            "data": {"study": {"id": study_id, "name": of.name, "owner": of.owner}, "part": name},
+        }
+        connection.execute(sa.insert(schema.notices).inline(), notice)
 
     def cancel(self, study_id: int, *, actor: Actor = LOCAL_ACTOR) -> StudyDetail:
         """Cancels the experiments of a study, and parts that wait; leaves what has ended."""

@@ -14,6 +14,7 @@ from service.config.document import parse
 from service.config.settings import Settings
 from service.db.errors import IdempotencyMismatch
 from service.domain.access import Actor, Role, Visibility
+from service.domain.events import Topic
 from service.domain.states import ExperimentState, RunState
 from service.domain.studies import PartState, StudyDetail
 from service.scheduling.queue import Queue
@@ -229,6 +230,29 @@ def test_parts_whose_part_failed_end_with_the_reason(
     ] * 2
     assert study.state is ExperimentState.failed
     assert store.studies.waiting() == []
+
+
+def test_a_refused_part_is_told_like_a_failure_and_once(
+    store: Store, submit_study: SubmitStudy, finish: Finish, parts: StudyParts
+) -> None:
+    for owner, topics in (("ada", [Topic.failure]), ("ada", [Topic.hold]), ("ben", [Topic.failure])):
+        store.notifications.subscribe(owner, "webhook", "https://hooks.example.com/", topics)
+    study = submit_study(DISTILLATION)
+    finish(experiment_of(study, "teacher"), lambda point, seed: None if seed == 1 else 0.5)
+    for _ in range(2):
+        parts.run_once()
+        store.studies.refuse_part(study.id, "student", "too late")
+        store.notifications.address()
+    (sent,) = store.notifications.take_deliveries(9, 60.0)
+    message = json.loads(sent.body)
+    reason = "part teacher has no result for seed 1"
+    assert message["type"] == "study.part_refused"
+    assert message["data"] == {
+        "message": f"part student of study {study.id} (distillation) was refused: {reason}",
+        "project": "default",
+        "study": {"id": study.id, "name": "distillation", "owner": "ada"},
+        "part": "student",
+    }
 
 
 def test_a_seed_without_a_teacher_ends_the_part(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from benchmarks.simulated import Clock, sweep
 from service.client import Client
+from service.db import schema
 from service.domain.records import MeasurementRow
 from service.store import RecordBatch, Store
 from tests.service.cli.conftest import running
@@ -182,6 +184,15 @@ def test_kernels_are_a_table_per_row_or_lines_in_a_narrow_window(swept: House) -
     assert lines[-1].split() == ["0.812", "73", "11.1", "5,376", "layer_norm"]
     narrow = swept.run("compare", "2", "--kernels", width=40).stdout
     assert "layer_norm\n  ms/step 0.812, launches 73" in narrow
+    assert "layer_norm" not in swept.run("show", f"run:{run.id}").stdout, "its summary has no profile"
+    summaries = schema.run_summaries
+    profiled = {**swept.store.runs.summary(run.id), "kernel_launches_per_step": 73.0}
+    change = summaries.update().where(summaries.c.run_id == run.id).values(summary=profiled)
+    swept.store.database.write(lambda connection: connection.execute(change))
+    shown = swept.run("show", f"run:{run.id}").stdout
+    assert shown.splitlines()[-1].split() == ["0.812", "73", "11.1", "5,376", "layer_norm"]
+    (kernel,) = json.loads(swept.run("show", f"run:{run.id}", "--json").stdout)["kernels"]
+    assert (kernel["kernel"], kernel["figures"]) == ("layer_norm", figures)
 
 
 def test_a_claim_has_its_verdict_and_numbers(swept: House) -> None:
