@@ -16,6 +16,7 @@ const PAGES = [
   ["/", "Experiments"],
   ["/queue", "Queue"],
   ["/new", "New"],
+  ["/guide", "Guide"],
   ["/hardware", "Hardware"],
   ["/projects", "Projects"],
   ["/people", "People", administers],
@@ -29,6 +30,7 @@ route("/experiments/:id/:tab?", () => import("./views/experiment/index.js"));
 route("/runs/:id/:tab?", () => import("./views/run/index.js"));
 route("/queue", () => import("./views/queue.js"));
 route("/new", () => import("./views/new.js"));
+route("/guide", () => import("./views/guide.js"));
 route("/hardware", () => import("./views/hardware.js"));
 route("/projects/:name?", () => import("./views/projects.js"));
 route("/people", () => import("./views/people.js"));

@@ -41,6 +41,7 @@ def served(
     store, clock = open_store(settings)
     ids = [sweep(store, clock).id]
     ids.append(sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=2, first_seed=7).id)
+    ids.append(sweep(store, clock, axes={"task.name": ["imdb", "tariff"], "precision": ["fp32", "bf16"]}).id)
     store.close()
     with running(create_app(settings)) as url:
         yield url, ids
@@ -179,6 +180,65 @@ def test_claims_are_made_between_two_sides(page: Page, swept_site: str, swept: l
     page.get_by_label("against B").select_option("precision=fp32")
     expect(page.get_by_role("heading", name="Claims")).to_be_visible()
     expect(page.get_by_text("(A) against").first).to_be_visible()
+
+
+def test_configurations_are_compared_at_their_best_batch(
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None]
+) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/compare")
+    page.get_by_label("best over").select_option("batch.global_size")
+    page.wait_for_url(re.compile("best=batch.global_size"))
+    expect(page.get_by_text("Each at its best batch.global_size by accuracy on validation")).to_be_visible()
+    expect(page.get_by_role("group", name="rows by").get_by_label("batch.global_size")).to_have_count(0)
+    page.get_by_label("test every pair").check()
+    expect(page.get_by_role("heading", name="Claims")).to_be_visible()
+    looked_at("figures-best-over")
+    page.reload()
+    ready(page)
+    expect(page.get_by_label("best over")).to_have_value("batch.global_size")
+
+
+def test_the_recommendation_names_the_best_for_each_value_of_an_axis(
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None]
+) -> None:
+    opened(page, f"{swept_site}/experiments/{swept[0]}/compare")
+    page.get_by_label("the best for each").select_option("precision")
+    table = page.get_by_role("region", name="The best for each precision")
+    expect(table.get_by_role("row")).to_have_count(3)
+    expect(table).to_contain_text("cost_usd")
+    looked_at("answer-per")
+
+
+def test_configurations_are_ranked_over_tasks(
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None]
+) -> None:
+    opened(page, f"{swept_site}/compare?ids={swept[2]}&tab=tasks")
+    table = page.get_by_role("region", name="Configurations over tasks")
+    expect(table.get_by_role("row")).to_have_count(3)
+    expect(table).to_contain_text("tariff accuracy")
+    expect(page.get_by_role("region", name="Probability of improvement").get_by_role("row")).to_have_count(2)
+    looked_at("tasks")
+    page.get_by_label("figure", exact=True).select_option("cost_usd")
+    expect(table).to_contain_text("tariff cost_usd")
+
+
+def test_the_guide_quotes_experiments(
+    page: Page, swept_site: str, swept: list[int], looked_at: Callable[[str], None]
+) -> None:
+    opened(page, swept_site)
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Guide").click()
+    ready(page)
+    table = page.get_by_role("region", name="precision: imdb on cpu")
+    expect(table).to_contain_text("bf16 is better")
+    expect(table.get_by_role("link", name=str(swept[0]), exact=True).first).to_have_attribute(
+        "href", f"/experiments/{swept[0]}/compare"
+    )
+    expect(page.get_by_role("region", name="Experiments")).to_contain_text("precision by batch by optimizer")
+    looked_at("guide")
+    page.get_by_label("project").fill("other")
+    page.get_by_label("project").press("Enter")
+    expect(page.get_by_text("No finished experiment varies an axis.")).to_be_visible()
+    assert page.url.endswith("?project=other")
 
 
 def test_curves_of_running_runs_grow_without_being_read_again(

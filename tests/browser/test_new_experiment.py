@@ -28,6 +28,19 @@ search:
       - 32
 seeds: [0, 1]
 """
+STUDY = """\
+study: distilled
+parts:
+  teacher:
+    task: {name: imdb, path: demo-texts}
+    model: {name: tiny}
+    seeds: [0, 1]
+  student:
+    task: {name: imdb, path: demo-texts}
+    model: {name: tiny, teacher: {run: teacher/seed}}
+    search: {axes: {precision: [fp32, bf16]}}
+    seeds: [0, 1]
+"""
 
 
 @pytest.fixture
@@ -71,6 +84,27 @@ def test_an_example_is_submitted_once_however_often_one_clicks(
     page.wait_for_url(f"{site}/experiments/1")
     store: Store = app.state.store
     assert [experiment.run_count for experiment in store.experiments.page().items] == [8]
+
+
+def test_a_study_is_submitted_with_the_problems_of_its_parts_at_their_line(
+    editor: Page, app: FastAPI, site: str, looked_at: Callable[[str], None]
+) -> None:
+    study = STUDY.replace("precision: [fp32, bf16]", "precision: [fp32, fp12]")
+    write(editor, study)
+    expect(editor.locator(".preview")).to_contain_text("A study")
+    editor.get_by_role("button", name="Submit").click()
+    expect(editor.locator(".problems")).to_contain_text("fp12")
+    write(editor, STUDY)
+    looked_at("new-study")
+    editor.get_by_role("button", name="Submit").dblclick()
+    editor.wait_for_url(f"{site}/experiments/1")
+    expect(editor.get_by_text("teacher of study 1: distilled")).to_be_visible()
+    store: Store = app.state.store
+    (one,) = store.studies.newest(limit=9)
+    assert [(part.name, part.experiment is not None) for part in one.parts] == [
+        ("teacher", True),
+        ("student", False),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ const TABS = [
   ["effects", "Effects", () => import("./experiment/effects.js")],
   ["parallel", "Parallel", () => import("./experiment/parallel.js")],
   ["scores", "Scores", () => import("./experiment/scores.js")],
+  ["tasks", "Tasks", () => import("./experiment/tasks.js")],
   ["money", "Time and money", () => import("./experiment/money.js")],
 ];
 

@@ -15,6 +15,9 @@ import { choice } from "./parts.js";
 const WAIT_MS = 350,
   DRAFT = "stillhouse-draft";
 
+/** Whether a text is a study, with several experiments. */
+const isStudy = text => Boolean(at(outline(text), "study"));
+
 /** A word that names one submission; the text decides, so that sending it twice is one experiment. */
 function newKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))]
@@ -105,7 +108,8 @@ export async function show(main, parameters, { signal }) {
       ),
     onChange: text => {
       sessionStorage.setItem(DRAFT, text);
-      drawAxes(axes, { text, root: editor.root, schema, edit: change });
+      if (isStudy(text)) replace(axes, h("p", { class: "quiet" }, "A study: each part has its own."));
+      else drawAxes(axes, { text, root: editor.root, schema, edit: change });
       submits.disabled = true;
       check(text);
     },
@@ -157,6 +161,15 @@ export async function show(main, parameters, { signal }) {
       checks.abort();
       checks = new AbortController();
       const { signal: mine } = checks;
+      if (isStudy(text)) {
+        showProblems([]);
+        replace(
+          preview,
+          h("p", { class: "quiet" }, "A study: all its parts are checked when it is submitted."),
+        );
+        submits.disabled = false;
+        return;
+      }
       preview.setAttribute("aria-busy", "true");
       try {
         const valid = await send("POST", "/specs/validate", text, { signal: mine });
@@ -198,10 +211,13 @@ export async function show(main, parameters, { signal }) {
       }
       submits.disabled = true;
       try {
-        const made = await send("POST", "/experiments", text, { headers: { "Idempotency-Key": key } });
+        const study = isStudy(text);
+        const path = study ? "/studies" : "/experiments";
+        const made = await send("POST", path, text, { headers: { "Idempotency-Key": key } });
         sessionStorage.removeItem(DRAFT);
-        toast(`Experiment ${made.id} is submitted`);
-        go(`/experiments/${made.id}`);
+        toast(`${study ? "Study" : "Experiment"} ${made.id} is submitted`);
+        // Parts that need no other part have experiments.
+        go(`/experiments/${study ? made.parts.find(part => part.experiment).experiment.id : made.id}`);
       } catch (error) {
         showProblems(error.errors?.length ? error.errors : [{ path: "", message: error.message }]);
         announce(error.message);

@@ -1,11 +1,11 @@
 // Configurations side by side: mean and spread over seeds, and what can be claimed, in words.
 
 import { h, replace } from "../../core/dom.js";
-import { number } from "../../core/format.js";
+import { number, point } from "../../core/format.js";
 import { plainTable } from "../../core/table.js";
 import { ask, board, filterField, metricOptions, select, tick, whenRunsEnd } from "../figures.js";
 
-const FIELDS = { by: [], metric: [], a: "", b: "", claims: "", sort: "", filter: "" };
+const FIELDS = { by: [], best: "", metric: [], a: "", b: "", claims: "", sort: "", filter: "" };
 const MOST_ROWS = 200,
   MOST_CLAIMS = 100;
 
@@ -17,19 +17,25 @@ export async function show(panel, context, { signal }) {
     signal,
     tools: (view, set, known) => {
       const toggled = (list, name, on) => (on ? [...list, name] : list.filter(one => one !== name));
-      const sides = [["", "–"], ...labels];
+      const sides = [["", "–"], ...labels],
+        axes = known.axes.filter(axis => axis !== view.best);
       return [
-        known.axes.length > 1
+        axes.length > 1
           ? h(
               "fieldset",
               {},
               h("legend", {}, "rows by"),
-              known.axes.map(axis =>
+              axes.map(axis =>
                 tick(axis, !view.by.length || view.by.includes(axis), on => {
-                  const next = toggled(view.by.length ? view.by : known.axes, axis, on);
-                  set({ by: next.length === known.axes.length ? [] : next, a: "", b: "" });
+                  const next = toggled(view.by.length ? view.by : axes, axis, on);
+                  set({ by: next.length === axes.length ? [] : next, a: "", b: "" });
                 }),
               ),
+            )
+          : null,
+        known.axes.length > 1 || view.best
+          ? select("best over", [["", "–"], ...known.axes], view.best, best =>
+              set({ best, by: [], a: "", b: "" }),
             )
           : null,
         select(
@@ -65,12 +71,14 @@ export async function show(panel, context, { signal }) {
       ];
     },
     draw: async (view, area, { signal: asked, set, refresh }) => {
-      const pair = view.a && view.b && view.a !== view.b;
+      const pair = view.a && view.b && view.a !== view.b,
+        best_over = view.best || null;
       const answer = await ask(
         context,
         "compare",
         {
           by: view.by,
+          best_over,
           metric: view.metric,
           filter: view.filter,
           untested: "true",
@@ -86,7 +94,12 @@ export async function show(panel, context, { signal }) {
           ? ask(
               context,
               "compare",
-              { by: Object.keys(answer.rows[0]?.point || {}), metric: view.metric, filter: view.filter },
+              {
+                by: Object.keys(answer.rows[0]?.point || {}),
+                best_over,
+                metric: view.metric,
+                filter: view.filter,
+              },
               { signal: asked },
             )
           : answer;
@@ -95,7 +108,13 @@ export async function show(panel, context, { signal }) {
       const before = labels.length;
       labels = whole.rows.slice(0, MOST_ROWS).map(row => [row.label, row.label]);
       if (labels.length !== before) refresh();
-      replace(area, rows(whole, view, set), notes(whole), claims(answer, pair || view.claims === "yes"));
+      replace(
+        area,
+        rows(whole, view, set),
+        tuned(whole.tuning),
+        notes(whole),
+        claims(answer, pair || view.claims === "yes"),
+      );
     },
   });
   whenRunsEnd(context, made.again, signal);
@@ -174,6 +193,33 @@ function rows(answer, view, set) {
     ),
   ];
 }
+
+/** At which value of the nuisance axes each configuration is compared, and what chose it. */
+const tuned = tuning =>
+  tuning
+    ? h(
+        "details",
+        { open: true },
+        h(
+          "summary",
+          {},
+          `Each at its best ${tuning.axes.join(", ")} by ${tuning.metric.name} on validation`,
+          tuning.fresh ? ", compared over fresh seeds" : "",
+        ),
+        h(
+          "ul",
+          {},
+          tuning.best.map(one =>
+            h(
+              "li",
+              {},
+              `${point(one.point)}: ${point(one.chosen)}, of ${one.tried} tried, ${one.seeds} seeds`,
+            ),
+          ),
+          Object.entries(tuning.left_out).map(([of, why]) => h("li", {}, `${of}: ${why}`)),
+        ),
+      )
+    : null;
 
 const notes = answer =>
   answer.notes.length
