@@ -243,10 +243,10 @@ def test_a_refused_part_is_told_like_a_failure_and_once(
         parts.run_once()
         store.studies.refuse_part(study.id, "student", "too late")
         store.notifications.address()
-    (sent,) = store.notifications.take_deliveries(9, 60.0)
-    message = json.loads(sent.body)
+    sent = [json.loads(each.body) for each in store.notifications.take_deliveries(9, 60.0)]
+    assert [message["type"] for message in sent] == ["experiment.incomplete", "study.part_refused"]
+    message = sent[1]
     reason = "part teacher has no result for seed 1"
-    assert message["type"] == "study.part_refused"
     assert message["data"] == {
         "message": f"part student of study {study.id} (distillation) was refused: {reason}",
         "project": "default",

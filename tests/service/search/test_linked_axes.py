@@ -75,6 +75,19 @@ def test_lists_are_axis_values():
     assert runs[2].point == {"optimizer.betas": "0.98,0.92,0.99", "precision": "fp32"}
 
 
+def test_factors_of_layers_are_an_axis_although_their_section_may_be_left_out() -> None:
+    axes = {
+        "distillation.layer_weights.hidden": [[0.1, 0.2], [1.0, 1.0]],
+        "distillation.hidden_weight": [1.0],
+    }
+    distilled = {"model": {"name": "tiny", "teacher": "hub:t"}}
+    weights = [run.spec.distillation.layer_weights for run in spec({"axes": axes}, **distilled).runs()]
+    assert [each.hidden for each in weights if each] == [(0.1, 0.2), (1.0, 1.0)]
+    own = {**distilled, "distillation": {"hidden_weight": 1.0, "layer_weights": {"logits": 0.5}}}
+    weights = [run.spec.distillation.layer_weights for run in spec({"axes": axes}, **own).runs()]
+    assert [each.logits for each in weights if each] == [0.5, 0.5]
+
+
 def test_a_conditional_axis_may_have_other_values_elsewhere():
     experiment = spec(
         {

@@ -239,14 +239,18 @@ def test_four_workers_in_a_grid_have_the_loss_curve_of_one(launch, config_in, va
 def test_four_stages_of_a_layer_each_have_the_loss_curve_of_one_worker(launch, config_in, tmp_path):
     short = {**MINI, "length": {"steps": 6}}
     four = {"strategy": "pipeline", "workers": 4}
-    schedules = ("1f1b", "gpipe")
+    ways = {
+        "1f1b": {"schedule": "1f1b"},
+        "gpipe": {"schedule": "gpipe"},
+        "deepspeed": {"engine": "deepspeed"},
+    }
     ended = launch(
-        [config_in(tmp_path / how, **short, parallel={**four, "schedule": how}) for how in schedules]
+        [config_in(tmp_path / name, **short, parallel={**four, **way}) for name, way in ways.items()]
     )
     assert ended.codes == [0, 0, 0, 0]
     expected = Recorder()
     outcome = train(config_in(tmp_path / "alone", **short), expected, NeverStop())
-    for run, how in enumerate(schedules):
+    for run, how in enumerate(ways):
         stages = [result["runs"][run] for result in ended.results]
         assert "losses" in stages[0], (how, stages[0])
         assert losses(stages[0]) == pytest.approx(expected.series("loss"), rel=2e-4)
