@@ -23,7 +23,7 @@ from service.config.hardware import CATALOGUE, Hardware, find, lookup
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue
 from service.search import AnySearch, Search
-from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json
+from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json, section_of
 from service.specs.rules import of_combination, problems_of
 from service.specs.wording import naming_problems
 from trainers.config import Section
@@ -367,7 +367,7 @@ def _field_value(document: Mapping[str, object], name: str) -> object:
         fields = value if isinstance(value, Mapping) else {}
         value = fields.get(part)
         field = section.model_fields[part]
-        section = field.annotation
+        section = section_of(field.annotation)
     if value is None:
         return field.get_default(call_default_factory=True, validated_data=dict(fields))
     return value

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -252,11 +252,14 @@ def _dotted(section: type[Section], without: frozenset[str] = frozenset()) -> It
     for name, field in section.model_fields.items():
         if name in without:
             continue
-        # One that may be left out, such as `distillation.layer_weights`, has fields too.
-        optional = get_origin(field.annotation) is UnionType
-        options = [of for of in get_args(field.annotation) if of is not NoneType] if optional else []
-        inner = options[0] if len(options) == 1 else field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from (f"{name}.{one}" for one in _dotted(inner))
-        else:
+        if (inner := section_of(field.annotation)) is None:
             yield name
+        else:
+            yield from (f"{name}.{one}" for one in _dotted(inner))
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field is, or is unless it is left out; None = it is a value."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kind, *others = (kind for kind in kinds if kind is not NoneType)
+    return kind if not others and isinstance(kind, type) and issubclass(kind, Section) else None

@@ -86,6 +86,12 @@ def test_factors_of_layers_are_an_axis_although_their_section_may_be_left_out() 
     own = {**distilled, "distillation": {"hidden_weight": 1.0, "layer_weights": {"logits": 0.5}}}
     weights = [run.spec.distillation.layer_weights for run in spec({"axes": axes}, **own).runs()]
     assert [each.logits for each in weights if each] == [0.5, 0.5]
+    axes["precision"] = ["fp32", "bf16"]
+    when = {"distillation.layer_weights.hidden": {"precision": ["bf16"]}}
+    weights = [
+        run.spec.distillation.layer_weights for run in spec({"axes": axes, "when": when}, **own).runs()
+    ]
+    assert [each.hidden for each in weights if each] == [(1.0,), (0.1, 0.2), (1.0, 1.0)]
 
 
 def test_a_conditional_axis_may_have_other_values_elsewhere():
