@@ -29,9 +29,8 @@ _SIZES = {
     "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "kg": 1.0, "g": 1e-3, "mg": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
-    "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "train_cost_usd": "train cost",
-    "energy_kwh": "energy", "train_energy_kwh": "train energy",
-    "node_energy_kwh": "node energy", "co2_kg": "CO2",
+    "total_time_s": "time", "train_time_s": "train time", "cost_usd": "cost", "co2_kg": "CO2",
+    "energy_kwh": "energy",
     "samples_per_s": "samples/s", "tokens_per_s": "tokens/s",
     "train_loss": "train loss", "validation_loss": "val. loss",
     "peak_memory_mib": "memory", "weight_memory_mib": "weights", "evaluation_memory_mib": "eval. memory",
@@ -107,7 +106,10 @@ def three_digits(value: float | None) -> str:
 
 
 def title(name: str) -> str:
-    return _TITLES.get(name, name.replace("_", " "))
+    if name in _TITLES:
+        return _TITLES[name]
+    unit = next((suffix for suffix in _UNITS if name.endswith(suffix) and not name.endswith("_per_s")), "")
+    return name.removesuffix(unit).replace("_", " ")
 
 
 def duration(seconds: float | None) -> str:

@@ -97,6 +97,9 @@ def test_a_title_is_the_metric_without_its_unit() -> None:
     assert [title(name) for name in ("total_time_s", "validation_loss", "top5_accuracy")] == [
         "time", "val. loss", "top5 accuracy",
     ]  # fmt: skip
+    assert [title(name) for name in ("optimizer_time_s", "train_cost_usd", "images_per_s", "peak_kg")] == [
+        "optimizer time", "train cost", "images per s", "peak",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
