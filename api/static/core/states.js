@@ -52,7 +52,7 @@ export const missing = () =>
   h(
     "div",
     { class: "card pad empty" },
-    h("p", { class: "strong" }, "This page does not exist"),
+    h("h1", {}, "This page does not exist"),
     h("p", {}, "It may have been deleted, or be part of a project that you are not a member of."),
     h("p", {}, h("a", { href: "/" }, "Back to the experiments")),
   );
