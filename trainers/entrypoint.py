@@ -22,7 +22,7 @@ from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
 from trainers.profiling.profile import Profile
-from trainers.registry import imported
+from trainers.registry import Deferred, imported
 from trainers.reporting import Clock, Fence, NullSink, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.flops import ModelShape
@@ -31,6 +31,9 @@ from trainers.telemetry.instruments import Instruments
 if TYPE_CHECKING:
     from trainers.loop.stages import EndedStage
     from trainers.loop.trainer import Trainer
+
+predict = Deferred("trainers.loop.prediction:predict")
+write_onnx = Deferred("trainers.models.onnx:write")
 
 _MESSAGE_LIMIT = 1000
 _CONNECTION = ("connection closed by peer", "connection reset", "timed out", "gloo", "nccl", "broken pipe")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from trainers.reporting import Better as Better
 from trainers.reporting import Figure as Figure
 from trainers.reporting import Provenance
-from trainers.tasks import TASKS
+from trainers.tasks import METRICS, TASKS
 from trainers.tasks.info import Score, TaskInfo
 from trainers.telemetry.timeline import Phase
 
@@ -85,6 +85,9 @@ def _scores(tasks: Iterable[TaskInfo]) -> dict[str, Score]:
                 raise ValueError(
                     f"task {task.name} declares the score {name} unlike another task; give it another name"
                 )
+    for metric in METRICS.values():
+        if found.setdefault(metric.name, metric.score) != metric.score:
+            raise ValueError(f"the metric {metric.name} has the name of a score; give it another name")
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
@@ -75,24 +75,35 @@ def entries_of(package: str) -> tuple[Any, ...]:
 
 
 class NameIn:
-    """Annotation of a field that holds the name of an entry, including entries added later."""
+    """Annotation of a field that holds the name of an entry, including entries added later.
 
-    def __init__(self, registry: Mapping[str, Entry]) -> None:
-        self._registry = registry
+    `why_unknown` returns what else is known of a name that is none, for the error.
+    """
+
+    def __init__(
+        self, registry: Mapping[str, Entry], why_unknown: Callable[[str], str | None] = lambda name: None
+    ) -> None:
+        self._registry, self._why_unknown = registry, why_unknown
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._registered)
+        schema = core_schema.no_info_plain_validator_function(self._registered)
+        return core_schema.nullable_schema(schema) if type(None) in get_args(source) else schema
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self._registry)}
+        names = {"type": "string", **({"enum": list(self._registry)} if self._registry else {})}
+        return {"anyOf": [names, {"type": "null"}]} if schema["type"] == "nullable" else names
 
     def _registered(self, value: Any) -> str:
         if isinstance(value, str) and value in self._registry:
             return value
+        if isinstance(value, str) and (reason := self._why_unknown(value)) is not None:
+            raise PydanticCustomError("enum", "{reason}", {"reason": reason})
+        if not self._registry:
+            raise PydanticCustomError("enum", "There are none here")
         *others, last = (f"'{name}'" for name in self._registry)
         expected = f"{', '.join(others)} or {last}" if others else last
         raise PydanticCustomError("enum", "Input should be {expected}", {"expected": expected})

@@ -19,6 +19,7 @@ from service.config.hardware import CATALOGUE, Hardware
 from service.config.hosts import AllowedHosts
 from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
+from trainers import extensions
 from trainers.config import Site
 
 EXAMPLE_DATA = "examples"  # Folder in `data_dir` with what examples read; the last of the data roots
@@ -88,6 +89,8 @@ class Settings(BaseSettings):
     """Of thinned points, those at every so many steps are kept, and extremes and ends."""
     keep_deleted_days: float = Field(default=30.0, ge=0)
     """Days for which a deleted experiment can be restored, before its rows and files are removed."""
+    extensions: str = ""
+    """Packages whose tasks and metrics are enabled, separated by commas; unset = none."""
     offline: bool = False
     """Never ask the hub for models or datasets."""
     log_format: LogFormat = LogFormat.text
@@ -108,6 +111,17 @@ class Settings(BaseSettings):
     """Password at the mail server."""
     smtp_from: str = "stillhouse@localhost"
     """Sender of e-mail."""
+
+    @field_validator("extensions")
+    @classmethod
+    def _extensions_are_loaded(cls, value: str) -> str:
+        # They were when the process began, by its environment; a driver gets the scheduler's settings.
+        if extensions.named(value) != extensions.ENABLED:
+            here = ",".join(sorted(extensions.ENABLED)) or "unset"
+            raise ValueError(f"{extensions.VARIABLE} is {here} on this node; set it to the same everywhere")
+        if extensions.problems:
+            raise ValueError("; ".join(dict.fromkeys(extensions.problems)))
+        return value
 
     @field_validator("webhook_hosts")
     @classmethod

@@ -74,6 +74,8 @@ _MEANINGS = {
     "task.name": "task_name entrypoint",
     "task.path": "dataset dataset_name data data_dir train_file dataset_path data_path",
     "task.class_weights": "label_weights",
+    "task.focal_gamma": "gamma",
+    "task.label_smoothing": "label_smoothing_factor smoothing",
     "task.train_examples": "max_train_samples train_samples",
     "task.validation_examples": "max_eval_samples max_val_samples",
     "task.validation_fraction": "validation_split val_split test_size",

@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Self
 
 import psutil
 
+from trainers.extensions import VARIABLE
+
 if TYPE_CHECKING:  # The process that keeps Ray alive stays small.
     from service.config.settings import Settings
 
@@ -123,7 +125,7 @@ class LocalRay:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name != "RAY_ADDRESS" and not name.startswith("STILLHOUSE_")
+            if name == VARIABLE or (name != "RAY_ADDRESS" and not name.startswith("STILLHOUSE_"))
         }
         with log_path.open("wb") as log:
             head = subprocess.Popen(

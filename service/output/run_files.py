@@ -164,7 +164,7 @@ def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[
 
 def json_lines(file: Path) -> Iterator[bytes]:
     for one in predictions.read(file):
-        row = {"unit": one.unit, "score": one.score, "prediction": one.prediction, "truth": one.truth}
+        row = {name: getattr(one, name) for name in predictions.COLUMNS}
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 

@@ -17,7 +17,7 @@ from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints import predictions
 from trainers.checkpoints.manifest import attempt_folder
-from trainers.checkpoints.predictions import Record
+from trainers.checkpoints.predictions import Prediction, Record, source_of
 
 API = "/api/v1"
 SCORES = {"a": 1.0, "b": 0.0, "c": 1.0}
@@ -28,7 +28,13 @@ def write_predictions(folder: Path) -> None:
     record = Record("0" * 64, "1" * 64, "accuracy", 4, {"accuracy": 0.5}, {"test_accuracy": 2 / 3})
     truths = ["positive", "negative", "negative"]
     guesses = ["positive", "positive", "negative"]
-    predictions.write(attempt_folder(folder, 1), record, list(SCORES), list(SCORES.values()), guesses, truths)
+    rows = [
+        Prediction(unit, score, guess, truth, {guess: 0.75}, [source_of(f"/data/test.csv, line {line}")])
+        for line, (unit, score, guess, truth) in enumerate(
+            zip(SCORES, SCORES.values(), guesses, truths, strict=True), 2
+        )
+    ]
+    predictions.write(attempt_folder(folder, 1), record, rows)
 
 
 def test_predictions_are_served_as_parquet_and_as_json_lines(
@@ -50,6 +56,8 @@ def test_predictions_are_served_as_parquet_and_as_json_lines(
         "score": 0.0,
         "prediction": "positive",
         "truth": "negative",
+        "probabilities": {"positive": 0.75},
+        "sources": [{"file": "/data/test.csv", "row": 3}],
     }
 
 
@@ -82,9 +90,8 @@ def test_claims_go_over_the_predictions_that_runs_kept(
         share = sum(scores) / 400
         record = Record("0" * 64, "1" * 64, "accuracy", 4, {}, {"test_accuracy": share})
         folder = checkpoints_folder(settings, experiment.id, run.id)
-        predictions.write(
-            attempt_folder(folder, 1), record, [f"unit:{at}" for at in range(400)], scores, scores, scores
-        )
+        rows = [Prediction(f"unit:{at}", score, score, score) for at, score in enumerate(scores)]
+        predictions.write(attempt_folder(folder, 1), record, rows)
         summary = {"accuracy": 0.9, "test_accuracy": share, "test_score": share, "test_examples": 400}
         driver.store.attempts.finish_run(run.id, run.attempt, RunState.succeeded, summary=summary)
     answer = client.get(f"{API}/experiments/{experiment.id}/compare", params={"claims": True})

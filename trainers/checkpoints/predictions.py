@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +20,11 @@ import numpy.typing as npt
 from trainers.data.cache import sync
 
 PREDICTIONS = "predictions/test.parquet"  # Where an attempt's folder has the file
-COLUMNS = ("unit", "score", "prediction", "truth")
+COLUMNS = ("unit", "score", "prediction", "truth", "probabilities", "sources")
+SOURCES = "test.sources.json"  # Next to the names of units, where the rows of each are
 _RECORD = b"stillhouse.test"
+_PLACE = re.compile(r"(?P<file>.*), (?:(?:line|row|item) (?P<row>\d+)|data\[.*)")
+"""A row's place in words: its number in its file, or its path in a document."""
 _ROWS = 8192  # Rows of a group: what a reader holds at once
 MOST_CONFUSED = 200  # Most labels whose confusions are kept: a matrix of ten thousand would take a gigabyte
 
@@ -90,33 +94,28 @@ class Prediction:
     score: float  # Its share of the headline
     prediction: Any
     truth: Any
+    probabilities: Any = None  # Of the 20 likeliest labels by name, or of each candidate; None = not known
+    sources: Sequence[Mapping[str, str | int | None]] = ()  # `file` and `row` of each row that it is made of
+
+
+def source_of(place: str) -> dict[str, str | int | None]:
+    """Returns `file` and `row` of a row's place in words; row None = the file is the row, or has no such."""
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        return {"file": place, "row": None}
+    return {"file": found["file"], "row": None if found["row"] is None else int(found["row"])}
 
 
 class NoPredictions(Exception):
     """There is no file of predictions that can be read; the message is one line."""
 
 
-def write(
-    folder: Path,
-    record: Record,
-    units: Sequence[str],
-    scores: Sequence[float],
-    predictions: Sequence[Any],
-    truths: Sequence[Any],
-) -> None:
+def write(folder: Path, record: Record, rows: Sequence[Prediction]) -> None:
     """Writes the predictions of a run into an attempt's folder, whole or not at all; raises OSError."""
     # Imported here: only the end of a run pays for it.
-    import pyarrow
     from pyarrow import parquet
 
-    table = pyarrow.table(
-        {
-            "unit": pyarrow.array(list(units), pyarrow.string()),
-            "score": pyarrow.array(list(scores), pyarrow.float64()),
-            "prediction": pyarrow.array([_json(one) for one in predictions], pyarrow.string()),
-            "truth": pyarrow.array([_json(one) for one in truths], pyarrow.string()),
-        },
-    ).replace_schema_metadata({_RECORD: json.dumps(asdict(record)).encode()})
+    table = _table(rows).replace_schema_metadata({_RECORD: json.dumps(asdict(record)).encode()})
     file = folder / PREDICTIONS
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.draft")
@@ -124,6 +123,30 @@ def write(
     sync(draft)
     os.replace(draft, file)
     sync(file.parent)
+
+
+def write_table(file: Path, rows: Sequence[Prediction]) -> None:
+    """Writes predictions that are no record of a test part to a Parquet file."""
+    from pyarrow import parquet
+
+    parquet.write_table(_table(rows), file, compression="zstd")
+
+
+def _table(rows: Sequence[Prediction]) -> Any:
+    import pyarrow
+
+    source = pyarrow.struct({"file": pyarrow.string(), "row": pyarrow.int64()})
+    return pyarrow.table(
+        {
+            "unit": pyarrow.array([row.unit for row in rows], pyarrow.string()),
+            "score": pyarrow.array([row.score for row in rows], pyarrow.float64()),
+            **{
+                name: pyarrow.array([_json(getattr(row, name)) for row in rows], pyarrow.string())
+                for name in ("prediction", "truth", "probabilities")
+            },
+            "sources": pyarrow.array([list(row.sources) for row in rows], pyarrow.list_(source)),
+        }
+    )
 
 
 def read_record(file: Path) -> Record:
@@ -144,9 +167,8 @@ def read(file: Path) -> Iterator[Prediction]:
             raise NoPredictions(f"{file}: not a predictions file")
         for batch in opened.iter_batches(batch_size=_ROWS, columns=list(COLUMNS)):
             for row in batch.to_pylist():
-                yield Prediction(
-                    row["unit"], row["score"], json.loads(row["prediction"]), json.loads(row["truth"])
-                )
+                values = {name: json.loads(row[name]) for name in ("prediction", "truth", "probabilities")}
+                yield Prediction(row["unit"], row["score"], **values, sources=row["sources"])
 
 
 def unit_scores(file: Path) -> dict[str, float]:

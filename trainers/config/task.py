@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
+from trainers import extensions
 from trainers.registry import NameIn, Section, described
-from trainers.tasks import TASKS, OwnFields, TaskInfo
+from trainers.tasks import METRICS, TASKS, OwnFields, TaskInfo
 
 MAX_LENGTH = 512  # Tokens of the longest sequence: the positions of the published models
 
@@ -44,13 +46,14 @@ _ColumnByPart = Annotated[
     Discriminator(lambda value: "by_part" if isinstance(value, Mapping) else "of_all"),
 ]
 _File = Annotated[str, Field(min_length=1, max_length=4096)]
+_Metric = Annotated[str, NameIn(METRICS, partial(extensions.why_unknown, extensions.METRICS))]
 _ExampleCount = Annotated[int | None, _exceptions("examples", lambda info: info.counted)]
 
 
 class TaskConfig(Section):
     """What is learned, and from which data."""
 
-    name: Annotated[str, NameIn(TASKS), described(TASKS)]
+    name: Annotated[str, NameIn(TASKS, partial(extensions.why_unknown, extensions.TASKS)), described(TASKS)]
     """Task: data format, head and metrics."""
     path: str | None = Field(default=None, max_length=4096)
     """Dataset: a folder or file under a data root, or `hub:<owner>/<name>`; unset = the task's hub id."""
@@ -62,6 +65,8 @@ class TaskConfig(Section):
     {train: sentence, test: content}}`; numbers are positions of columns from 0, and a header is skipped."""
     skip: tuple[Literal["unlabelled", "malformed"], ...] = ()
     """Rows that are left out, counted and listed in the log: without a label, or unusable; unset = errors."""
+    metrics: tuple[_Metric, ...] = Field(default=(), max_length=20)
+    """Metrics of enabled packages that evaluations compute as well (docs/extensions.md)."""
     max_length: _MaxLength = Field(default_factory=_usual_length, ge=8, le=MAX_LENGTH)
     """Longest sequence, in tokens: longer texts are cut or become windows; unset = 512."""
     train_examples: _ExampleCount = Field(default=None, ge=1)
@@ -74,6 +79,9 @@ class TaskConfig(Section):
     """How many to draw for the test part, balanced by label; unset = all. In examples."""
     overlap: Literal["error", "drop", "allow"] | None = None
     """An example in two parts: error, drop from the first, or allow; unset = drop (test none: allow)."""
+    train_on: Literal["train", "all"] = "train"
+    """all = on the training and the validation part, once settings are chosen: the last step counts, and
+    figures of validation are those of training data."""
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Share of the training data held out for each part that the dataset has no file for."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
@@ -132,6 +140,14 @@ class TaskConfig(Section):
                 f"test_examples {self.test_examples} has no test part to draw from, because test is none; "
                 "remove task.test_examples or set task.test: auto"
             )
+        if self.train_on == "all" and (reason := self.info.needs_validation) is not None:
+            raise ValueError(
+                f"train_on all leaves no validation part, but task {self.name} {reason}; remove task.train_on"
+            )
+        for name in self.metrics:
+            if self.name not in METRICS[name].tasks:
+                others = ", ".join(METRICS[name].tasks)
+                raise ValueError(f"metrics has {name}, which is of task {others}, not {self.name}; remove it")
         self._check_columns()
         if self.parts and "train" not in self.parts:
             raise ValueError("parts names no file for train; add task.parts.train")

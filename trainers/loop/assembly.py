@@ -41,7 +41,8 @@ from trainers.parallel import partition_stages
 from trainers.parallel.replica import Replica, Setup
 from trainers.process import seed_all
 from trainers.reporting import Clock, Fence, Sink, Stop
-from trainers.tasks.base import build
+from trainers.tasks import METRICS
+from trainers.tasks.base import build, trained_as
 from trainers.telemetry.facts import environment_facts
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
@@ -237,7 +238,7 @@ class RunBuilder:
             )
         self.distilled = distillation.set_up(
             config,
-            self.task,
+            trained_as(config.task, worker.encoder.cross_entropy),
             self.prepared,
             self.student,
             device=worker.device,
@@ -325,6 +326,7 @@ class RunBuilder:
             multiple=worker.multiple,
             peak_within=worker.instruments.peak_within,
             warn=worker.warn,
+            metrics=[METRICS[name] for name in config.task.metrics],
         )
         final_test = None
         if prepared.test_units is not None:

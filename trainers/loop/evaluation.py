@@ -21,12 +21,13 @@ from trainers.checkpoints.store import MODEL_FILE
 from trainers.data.batches import Batch, Prefetcher, collate, evaluation_rows
 from trainers.data.cache import digest_of
 from trainers.device_kinds import kind_of
-from trainers.errors import CheckpointError
+from trainers.errors import BadSpecError, CheckpointError
 from trainers.loop.progress import Progress
 from trainers.metrics import on_test
 from trainers.models.precision import Inference
 from trainers.parallel.replica import Replica
 from trainers.tasks.base import Judged, Prepared, Task
+from trainers.tasks.info import DeclaredMetric
 from trainers.telemetry.memory import weight_mib
 from trainers.workers import Workers
 
@@ -75,10 +76,11 @@ class Evaluator:
         multiple: int,
         peak_within: Callable[[], Callable[[], float]],
         warn: Callable[[str], None],
+        metrics: Sequence[DeclaredMetric] = (),
         part: Literal["validation", "test"] = "validation",
     ) -> None:
         self._task, self._workers, self._peak_within = task, workers, peak_within
-        self._part, self._warn, self._warned = part, warn, False
+        self._part, self._warn, self._warned, self._metrics = part, warn, False, metrics
         self._data, self._scoring = prepared.validation, prepared.scoring
         if part == "test":
             assert prepared.test is not None and prepared.test_scoring is not None
@@ -139,7 +141,11 @@ class Evaluator:
 
         All metrics are NaN if a prediction or a carried threshold is: they would depend on how NaN compares.
         """
-        found = self._scoring.score(_numbers(observed.rows), carried)
+        rows = _numbers(observed.rows)
+        found = self._scoring.score(rows, carried)
+        if self._metrics:
+            judged = self._scoring.judge(rows, carried or found)
+            found |= {metric.name: computed(metric, judged) for metric in self._metrics}
         if self._undefined(observed, carried):
             found = dict.fromkeys(found, float("nan"))
         if observed.lost and not self._warned:
@@ -150,10 +156,10 @@ class Evaluator:
                 "optimizer.learning_rate"
             )
         scores = {"validation_loss": observed.loss, **found}
-        declared = self._task.info.scores
+        declared = {*self._task.info.scores, *(metric.name for metric in self._metrics)}
         if "sequence_ms" in declared:
             scores["sequence_ms"] = 1000.0 * observed.spent_s / len(self._data)
-        assert scores.keys() <= declared.keys(), f"not in the TaskInfo: {scores.keys() - declared.keys()}"
+        assert scores.keys() <= declared, f"not in the TaskInfo: {scores.keys() - declared}"
         return scores
 
     def judge(self, observed: Observed, carried: Mapping[str, float]) -> Judged:
@@ -161,7 +167,13 @@ class Evaluator:
         judged = self._scoring.judge(_numbers(observed.rows), carried)
         if self._undefined(observed, carried):
             units = len(judged.scores)
-            judged = replace(judged, scores=np.full(units, np.nan), predictions=[None] * units, labels=None)
+            judged = replace(
+                judged,
+                scores=np.full(units, np.nan),
+                predictions=[None] * units,
+                labels=None,
+                probabilities=None,
+            )
         return judged
 
     def _undefined(self, observed: Observed, carried: Mapping[str, float] | None) -> bool:
@@ -221,6 +233,17 @@ class Evaluator:
     def _read(self, observed: torch.Tensor, loss: torch.Tensor) -> tuple[np.ndarray, float]:
         flat = torch.cat([observed.flatten(), loss.reshape(1)]).cpu().numpy()
         return flat[:-1].reshape(observed.shape), float(flat[-1])
+
+
+def computed(metric: DeclaredMetric, judged: Judged) -> float:
+    """Returns the value of another package's metric; `BadSpecError` if it fails."""
+    try:
+        return float(metric.compute(judged.predictions, judged.truths))
+    except Exception as error:
+        raise BadSpecError(
+            f"task.metrics {metric.name} failed ({type(error).__name__}: {error}); correct its package, or "
+            "remove it"
+        ) from error
 
 
 def _lost(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -307,11 +330,10 @@ class FinalTest:
         judged = self._evaluator.judge(observed, carried)
         record = Record(weights_sha256, self._data, self._headline, step, carried, figures, judged.labels)
         names = json.loads(self._units.read_text(encoding="utf-8"))
-        units = [names[number] for number in judged.numbers]
+        file = self._units.with_name(predictions.SOURCES)  # None where units are not rows
+        places = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         try:
-            predictions.write(
-                self._own_folder, record, units, judged.scores.tolist(), judged.predictions, judged.truths
-            )
+            predictions.write(self._own_folder, record, judged.rows(names, places))
         except OSError as error:
             raise CheckpointError(
                 f"the predictions for the test part cannot be written to {self._own_folder} "

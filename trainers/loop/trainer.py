@@ -49,6 +49,8 @@ class Trainer:
         per_epoch = self.data.batches.steps_per_epoch
         self.rate_factor = rate_factor_for(self.config.optimizer)
         self.evaluate_every = self.config.evaluation.interval(per_epoch)
+        if self.config.task.train_on == "all":
+            self.evaluate_every = max(1, self.total_steps)  # No checkpoint is better than the last.
         self.stopping: StopReason | None = None
         self.launched: Launched | None = None
         """The last step, if the host has yet to read its numbers: the next step does, or a boundary."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -276,6 +276,15 @@ def _fields_of(head: Head) -> dict[str, Any]:
         return names
     kind = "multi_label_classification" if head.multi_label else "single_label_classification"
     return {**names, "problem_type": kind}
+
+
+def head_of(kind: type[Head], fields: Mapping[str, Any]) -> Head:
+    """Returns the head that a configuration with `_fields_of` it describes."""
+    numbered = fields.get("id2label") or {}
+    classes = tuple(str(numbered[str(number)]) for number in range(len(numbered)))
+    if kind is ClassHead:
+        return ClassHead(classes, fields.get("problem_type") == "multi_label_classification")
+    return TokenHead(classes) if kind is TokenHead else kind()  # type: ignore[call-arg]
 
 
 def _count(layers: Sequence[int], origin: Origin, available: int) -> int:

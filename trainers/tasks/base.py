@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from trainers.checkpoints.predictions import LabelCounts
+from trainers.checkpoints.predictions import LabelCounts, Prediction, source_of
 from trainers.config import RunConfig, TaskConfig
 from trainers.data.formats import Row
 from trainers.data.sources import Source
@@ -25,7 +25,8 @@ from trainers.model_kinds.heads import Head
 from trainers.models.origin import Origin
 from trainers.registry import imported
 from trainers.tasks import TASKS
-from trainers.tasks.info import TaskInfo
+from trainers.tasks.info import LossFields, OwnFields, TaskInfo
+from trainers.tasks.losses import CROSS_ENTROPY, LossInfo
 from trainers.tasks.scores import CrossEntropy
 
 if TYPE_CHECKING:
@@ -86,6 +87,21 @@ class Judged:
     predictions: Sequence[Any]  # U JSON-able values
     truths: Sequence[Any]
     labels: LabelCounts | None = None  # Counts by label; None where the task has no labels
+    probabilities: Sequence[Any] | None = None  # U JSON-able values; None where the task decides without
+
+    def rows(self, names: Sequence[str], places: Sequence[Sequence[str]] | None) -> list[Prediction]:
+        """Returns the results by unit, with names and with the places of their rows, both of all units."""
+        return [
+            Prediction(
+                names[number],
+                float(self.scores[i]),
+                self.predictions[i],
+                self.truths[i],
+                None if self.probabilities is None else self.probabilities[i],
+                [] if places is None else [source_of(place) for place in places[number]],
+            )
+            for i, number in enumerate(self.numbers.tolist())
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +128,20 @@ class Task(ABC):
     spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
     """Class of each label as files write it, in lower case; empty where classes have one name each."""
 
-    def __init__(self, info: TaskInfo, cross_entropy: CrossEntropy | None = None) -> None:
+    def __init__(
+        self,
+        info: TaskInfo,
+        cross_entropy: CrossEntropy | None = None,
+        loss: LossInfo = CROSS_ENTROPY,
+        option: float = 0.0,
+    ) -> None:
+        """`cross_entropy` is the encoder's own, used where the loss has no other."""
         self.info, self.cross_entropy = info, cross_entropy
+        if (of_classes := loss.of_classes) is not None:
+            self.cross_entropy = lambda logits, labels, ignored: of_classes(logits, labels, option)
+        self.of_labels: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda logits, targets: (
+            loss.of_labels(logits, targets, option)
+        )
 
     @abstractmethod
     def prepare(self, config: RunConfig, origin: Origin, report: Callable[[str], None]) -> Prepared:
@@ -138,7 +166,14 @@ class Task(ABC):
         """
 
 
-def build(name: str, cross_entropy: CrossEntropy | None = None) -> Task:
+def build(name: str, cross_entropy: CrossEntropy | None = None, *loss: Any) -> Task:
     info = TASKS[name]
-    task: Task = imported(info.implementation)(info, cross_entropy)
+    task: Task = imported(info.implementation)(info, cross_entropy, *loss)
     return task
+
+
+def trained_as(config: TaskConfig, cross_entropy: CrossEntropy | None = None) -> Task:
+    """Returns the task with the loss that training minimises, which is not what it is evaluated by."""
+    own = config.own(OwnFields)
+    chosen = (own.loss_info, own.loss_option) if isinstance(own, LossFields) else ()
+    return build(config.name, cross_entropy, *chosen)

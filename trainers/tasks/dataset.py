@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
+from trainers.checkpoints.predictions import SOURCES
 from trainers.config import MAX_LENGTH, RunConfig, TaskConfig
 from trainers.data import tokenizers
 from trainers.data.cache import cached_folder, digest_of, digest_text
@@ -80,6 +81,15 @@ class DatasetTask(Task, Generic[E, H]):
     def scoring(self, tokens: TokenSet, head: H, task: TaskConfig, gold: Path) -> Scoring:
         """`gold` is the file that `write_gold` wrote."""
 
+    def stand_in(self, row: Row, head: H, task: TaskConfig) -> Mapping[str, Any] | None:
+        """Returns fields that stand in for the truth of a row to be predicted; None = it has its own."""
+        labels = self.info.labels
+        return {labels[0]: self.any_truth(head, task)} if all(map(row.lacks, labels)) else None
+
+    def any_truth(self, head: H, task: TaskConfig) -> Any:
+        """Returns a value that the first field of `TaskInfo.labels` may have; None = rows need their own."""
+        return None
+
     def weighted(self, part: str, tokens: TokenSet, head: H, task: TaskConfig) -> TokenSet:
         """Returns a part with loss weights for its labels; unchanged unless a task weighs labels."""
         return tokens
@@ -91,6 +101,10 @@ class DatasetTask(Task, Generic[E, H]):
     def unit_names(self, examples: Sequence[E]) -> Iterable[str]:
         """Returns stable names of the units of `Judged`, in its order: numbered hashes of texts."""
         return numbered_names(f"{one:016x}" for one in hashes(self.units(examples)).tolist())
+
+    def unit_sources(self, examples: Sequence[E], places: Sequence[str]) -> list[list[str]]:
+        """Returns the places of the rows of each unit, as `unit_names` orders them; one place each here."""
+        return [[place] for place in places]
 
     def write_gold(self, gold: Path, examples: Sequence[E]) -> None:
         """Writes into the cache what a part's scoring needs besides tokens and head; nothing by default."""
@@ -166,8 +180,10 @@ class DatasetTask(Task, Generic[E, H]):
                 if part != TRAIN:
                     self.write_gold(folder / f"{part}.{_GOLD}", chosen)
             if TEST in selected:
-                names = list(self.unit_names(selected[TEST]))
-                (folder / _UNITS).write_text(json.dumps(names), encoding="utf-8")
+                tested = selected[TEST]
+                sources = self.unit_sources(tested, examples.places(tested))
+                (folder / _UNITS).write_text(json.dumps(list(self.unit_names(tested))), encoding="utf-8")
+                (folder / SOURCES).write_text(json.dumps(sources), encoding="utf-8")
             (folder / _NOTES).write_text(json.dumps(examples.notes), encoding="utf-8")
 
         key = digest_of([_LAYOUT, identity, tokenizer_digest, config.task.max_length])
@@ -222,6 +238,7 @@ class _Examples(Generic[E, H]):
         self.head: H  # Of the selected examples
         self.notes: list[str] = []
         self.rule = split_rule(source.parts, config.test)
+        self._where: dict[int, str] = {}  # Place of each example's row, by the example's identity
 
     def selected(self) -> dict[str, list[E]]:
         if self._selected is None:
@@ -229,9 +246,14 @@ class _Examples(Generic[E, H]):
             if overlap_policy(self._config) != "allow":
                 parts = self._apart(parts)
             self._selected = self._task.draw(parts, self._config)
+            if self._config.train_on == "all":
+                self._selected[TRAIN] = [*self._selected[TRAIN], *self._selected[VALIDATION]]
             self.head = self._task.head(parts, self._selected, self._config)
             self.notes.extend(self._task.review(self._selected, self.head, self._config))
         return self._selected
+
+    def places(self, examples: Sequence[E]) -> list[str]:
+        return [self._where[id(one)] for one in examples]
 
     def _apart(self, parts: Mapping[str, list[E]]) -> dict[str, list[E]]:
         """Returns the parts without examples that a later part has too; the test part stays whole."""
@@ -288,9 +310,13 @@ class _Examples(Generic[E, H]):
         return self._source.name
 
     def _read(self, part: str) -> list[E]:
-        skipped, config = SkippedRows(), self._config
-        found = self._source.rows(part)
-        rows = list(read_rows(found, lambda row: self._task.example(row, config), config, skipped))
+        def placed(row: Row) -> E | None:
+            example = self._task.example(row, self._config)
+            self._where[id(example)] = row.where
+            return example
+
+        skipped = SkippedRows()
+        rows = list(read_rows(self._source.rows(part), placed, self._config, skipped))
         self.notes.extend(skipped.lines(part))
         if not rows and skipped.first:
             raise BadDataError(
@@ -406,6 +432,7 @@ def selection_identity(task: TaskConfig) -> Facts:
     return {
         **{f"{part}_examples": _examples_of(part, task) or "all" for part in (TRAIN, VALIDATION, TEST)},
         "overlap": overlap_policy(task),
+        "train_on": task.train_on,
         "validation_fraction": task.validation_fraction,
         "split_seed": task.split_seed,
         **{

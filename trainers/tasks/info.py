@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +13,9 @@ from trainers.data.formats import Reader
 from trainers.data.layouts import Layout
 from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import Head
+from trainers.registry import NameIn, described
 from trainers.reporting import Figure
+from trainers.tasks.losses import CROSS_ENTROPY, LOSSES, LossInfo
 
 NO_LOSS = 0.005
 """Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
@@ -56,7 +58,36 @@ class CutFields(OwnFields):
     """What a text of more tokens is, cut or an error."""
 
 
-class ListedFields(CutFields):
+class LossFields(CutFields):
+    """Fields of tasks with classes, of texts or of tokens."""
+
+    loss: Annotated[str, NameIn(LOSSES), described(LOSSES)] = CROSS_ENTROPY.name
+    """What training minimises; validation and test loss are cross-entropies whatever it is."""
+    label_smoothing: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """Of loss label_smoothing, the share of a label that is spread over all classes, 0.1 unless set."""
+    focal_gamma: float | None = Field(default=None, gt=0.0, le=10.0)
+    """Of loss focal, the power of an example's error that its loss is multiplied by, 2 unless set."""
+
+    def check(self, max_length: int) -> None:
+        for info in LOSSES.values():
+            if info.option and info.name != self.loss and getattr(self, info.option) is not None:
+                raise ValueError(
+                    f"{info.option} belongs to loss {info.name}, not {self.loss}; remove task.{info.option} "
+                    f"or set task.loss: {info.name}"
+                )
+
+    @property
+    def loss_info(self) -> LossInfo:
+        return LOSSES[self.loss]
+
+    @property
+    def loss_option(self) -> float:
+        """The value of the loss's own field; 0 where it has none."""
+        chosen: float | None = getattr(self, self.loss_info.option, None)
+        return self.loss_info.usual if chosen is None else chosen
+
+
+class ListedFields(LossFields):
     """Fields of tasks whose labels are those of the data, or a list."""
 
     labels: tuple[Label, ...] | None = Field(default=None, min_length=2, max_length=10_000)
@@ -64,10 +95,23 @@ class ListedFields(CutFields):
     those of the training part, sorted."""
 
     def check(self, max_length: int) -> None:
+        super().check(max_length)
         labels = self.labels or ()
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:
             raise ValueError(f"labels lists {twice!r} twice; list each label once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredMetric:
+    """A score of predictions that another package declares, of tasks that exist."""
+
+    name: str  # As in specs and summaries; on the test part with `test_`
+    summary: str
+    score: Score
+    tasks: tuple[str, ...]  # Names of the tasks whose predictions it is computed from
+    # Of predictions and truths of all units, as `stillhouse predictions` has them.
+    compute: Callable[[Sequence[Any], Sequence[Any]], float]
 
 
 def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
@@ -108,6 +152,14 @@ class TaskInfo:
                 f"task {self.name}: the headline {self.headline} is not a score with a direction; "
                 f"choose one of {', '.join(name for name, score in scores.items() if score.better)}"
             )
+
+    @property
+    def needs_validation(self) -> str | None:
+        """Why a run may not train on the validation part as well; None = it may."""
+        if not self.labels:
+            return "draws its examples from running text"
+        tuned = next((name for name, score in self.scores.items() if score.tuned), None)
+        return None if tuned is None else f"chooses its {tuned} on it"
 
     @property
     def higher_is_better(self) -> bool:

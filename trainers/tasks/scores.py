@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,24 @@ def class_loss(
     """
     each = cross_entropies(logits, batch.labels if labels is None else labels, operator)
     return (each if batch.weights is None else each * batch.weights).sum()
+
+
+LIKELIEST = 20  # Classes of a text whose probabilities are kept
+
+
+def likeliest(logits: torch.Tensor, kept: int = LIKELIEST) -> torch.Tensor:
+    """(B, 2 K) numbers of the K likeliest classes of (B, C) logits, best first, and their probabilities."""
+    import torch
+
+    found = logits.float().softmax(1).topk(min(kept, logits.shape[1]), dim=1)
+    return torch.cat([found.indices.float(), found.values], 1)
+
+
+def named_probabilities(observed: npt.NDArray[np.float32], names: Sequence[str]) -> list[dict[str, float]]:
+    """Returns what `likeliest` observed, by the classes' names."""
+    numbers, values = np.split(observed, 2, axis=1)
+    rows = zip(numbers.astype(np.int64).tolist(), values.astype(np.float64).round(6).tolist(), strict=True)
+    return [{names[i]: value for i, value in zip(*row, strict=True)} for row in rows]
 
 
 def classification(

@@ -306,3 +306,13 @@ def test_the_dev_part_of_squad_halves_by_title(prepared):
     page = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
     documented = page.split("17 test (6,187 questions")[1].split("- **Sizes**")[0]
     assert tested == set(re.findall(r"`([^`]+)`", documented))
+
+
+def test_training_on_all_adds_the_validation_part_and_keeps_the_test_part(prepared):
+    write_rows(prepared.folder / "train.jsonl", ROWS)
+    write_rows(prepared.folder / "test.jsonl", [("another text", 0), ("one more", 1)])
+    apart, together = prepared(), prepared(train_on="all")
+    both = [*examples_of(apart.train), *examples_of(apart.validation)]
+    assert sorted(examples_of(together.train)) == sorted(both)
+    assert names_in(together) == names_in(apart)
+    assert (apart.identity["train_on"], together.identity["train_on"]) == ("train", "all")

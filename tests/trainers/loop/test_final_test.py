@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_squad, write_wikiqa
 from trainers.checkpoints import manifest, predictions
+from trainers.config import TaskConfig
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.loop.evaluation import Evaluator
@@ -25,10 +27,12 @@ _OFFICIAL_TEST = {"imdb": "test.jsonl", "squad_v2": "test-v2.0.json", "wikiqa": 
 def run_of(config_in, tmp_path):
     """Train a run on a corpus with all three parts; `name` says which folder of checkpoints it has."""
 
-    def run(task: str, name: str = "run", sink=None, stop=None, test: str = "auto", **changes):
+    def run(
+        task: str, name: str = "run", sink=None, stop=None, test: str = "auto", train_on="train", **changes
+    ):
         config = config_in(
             tmp_path / name,
-            task={"name": task, "path": task, "max_length": 48, "test": test},
+            task={"name": task, "path": task, "max_length": 48, "test": test, "train_on": train_on},
             length={"steps": 12},
             evaluation={"every_epochs": 0.5},
             deterministic=True,
@@ -278,3 +282,25 @@ def test_workers_score_the_best_weights_as_one_worker_does(launch, config_in, tm
         tolerance = 2e-2 if how == "half" else 1e-4
         assert alone["test_loss"] == pytest.approx(first["test_loss"], rel=tolerance)
         assert predictions.unit_scores(file).keys() == rows.keys()
+
+
+def test_what_trains_on_all_data_is_evaluated_once_and_keeps_its_last_step(run_of, tmp_path):
+    write(tmp_path / "data", "imdb")
+    recorder = Recorder()
+    outcome = run_of("imdb", sink=recorder, train_on="all")
+    assert set(recorder.series("accuracy")) == {outcome.step}
+    assert outcome.summary["best_step"] == outcome.step == 12
+    assert 0.0 <= float(outcome.summary["test_score"]) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("wikiqa", "chooses its threshold on it"),
+        ("squad_v2", "chooses its null_threshold on it"),
+        ("mlm", "draws its examples from running text"),
+    ],
+)
+def test_a_task_that_needs_its_validation_part_does_not_train_on_it(task, reason):
+    with pytest.raises(ValidationError, match=f"but task {task} {reason}; remove task.train_on"):
+        TaskConfig(name=task, train_on="all")

@@ -283,7 +283,7 @@ def test_codes_that_training_lacks_count_as_wrong():
     chosen = tariff.draw(phrases, config)
     assert tariff.head(phrases, chosen, config).classes == ("0101", "0102", "0901")
     scores = CodeScoring(np.array([102, 103]), [101, 102, 901], 4).score(
-        np.array([[1, 0, 2], [1, 0, 2]], dtype=np.float32)
+        np.array([[1, 0, 2, 0.6, 0.3, 0.1], [1, 0, 2, 0.5, 0.3, 0.2]], dtype=np.float32)
     )
     assert scores["accuracy"] == 0.5
     assert scores["accuracy_level_2"] == 1.0

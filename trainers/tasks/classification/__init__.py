@@ -16,7 +16,7 @@ from trainers.data.layouts import SourcePart, named_parts
 from trainers.data.sample import Column, Guess, Sample, split_labels
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Label, ListedFields, Score, TaskInfo
+from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, LossFields, Score, TaskInfo
 
 Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
@@ -147,7 +147,7 @@ IMDB = TaskInfo(
     head=ClassHead,
     scores=CLASS_SCORES,
     headline="accuracy",
-    own_fields=CutFields,
+    own_fields=LossFields,
     layouts=(labelled_folders,),
     guess=_guess_imdb,
     hub_id="stanfordnlp/imdb",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,15 @@ from trainers.tasks.dataset import (
     require_known,
     same_answer,
 )
-from trainers.tasks.scores import calibration_error, class_loss, classification, decisions, matthews
+from trainers.tasks.scores import (
+    calibration_error,
+    class_loss,
+    classification,
+    decisions,
+    likeliest,
+    matthews,
+    named_probabilities,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,9 +61,9 @@ class ClassScoring:
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
 
-        predicted = logits.argmax(1)
-        probability = logits.float().softmax(1).gather(1, predicted[:, None])[:, 0]
-        return torch.stack([predicted.float(), probability], 1)
+        predicted = logits.argmax(1, keepdim=True)
+        probability = logits.float().softmax(1).gather(1, predicted)
+        return torch.cat([predicted.float(), probability, likeliest(logits)], 1)
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
         predicted = observed[:, 0].astype(np.int64)
@@ -74,6 +82,7 @@ class ClassScoring:
             [self._classes[number] for number in predicted],
             [self._classes[number] for number in self._labels],
             LabelCounts.of_classes(predicted, self._labels, self._classes),
+            named_probabilities(observed[:, 2:], self._classes),
         )
 
 
@@ -110,6 +119,10 @@ class SeveralLabelsScoring:
                 predicted=predicted.sum(0).tolist(),
                 hits=(predicted & labels).sum(0).tolist(),
             ),
+            [
+                dict(zip(self._classes, row, strict=True))
+                for row in observed.astype(np.float64).round(6).tolist()
+            ],
         )
 
     def _names(self, row: npt.NDArray[np.bool_]) -> list[str]:
@@ -179,6 +192,15 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             require_known(part, labels, known, "remove its rows")
         return super().draw(parts, task)
 
+    @override
+    def stand_in(self, row: Row, head: ClassHead, task: TaskConfig) -> Mapping[str, Any] | None:
+        if not head.multi_label:
+            return super().stand_in(row, head, task)
+        return {"label": []} if row.fields.get("label") is None else None  # A blank one is no label.
+
+    def any_truth(self, head: ClassHead, task: TaskConfig) -> str:
+        return head.classes[0]
+
     def head(self, parts: Parts[Labelled], chosen: Parts[Labelled], task: TaskConfig) -> ClassHead:
         known = {label for one in parts[TRAIN] for label in one.labels}
         own = self.fields(task)
@@ -207,8 +229,11 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             for row, one in enumerate(examples):
                 labels[row, [numbers[label] for label in one.labels]] = 1
         else:
-            labels = np.array([numbers.get(one.labels[0], UNSEEN) for one in examples], dtype=np.int64)
+            labels = np.array([self.number(one.labels[0], numbers) for one in examples], dtype=np.int64)
         return by.texts(examples, labels)
+
+    def number(self, label: str, numbers: Mapping[str, int]) -> int:
+        return numbers[label]
 
     @override
     def weighted(self, part: str, tokens: TokenSet, head: ClassHead, task: TaskConfig) -> TokenSet:
@@ -236,13 +261,8 @@ class Classification(DatasetTask[Labelled, ClassHead]):
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
             return class_loss(logits, batch, operator=self.cross_entropy)
-        import torch
-        from torch.nn import functional
-
-        targets = batch.labels.to(torch.float32)
-        each = functional.binary_cross_entropy_with_logits(
-            logits.float(), targets, weight=batch.weights, reduction="none"
-        )
+        each = self.of_labels(logits, batch.labels.clamp(min=0).float())  # IGNORED is no target.
+        each = each if batch.weights is None else each * batch.weights
         return each.masked_fill(batch.labels == IGNORED, 0.0).sum() / logits.shape[1]
 
 

@@ -126,6 +126,9 @@ class Regression(DatasetTask[Scored, NumberHead]):
         labels = np.array([one.number for one in examples], dtype=np.float32)
         return by.texts(examples, labels)
 
+    def any_truth(self, head: NumberHead, task: TaskConfig) -> float:
+        return (task.own(NumberFields).label_range or (0.0,))[0]
+
     def head(self, parts: Parts[Scored], chosen: Parts[Scored], task: TaskConfig) -> NumberHead:
         numbers = np.array([one.number for one in chosen[TRAIN]])
         deviation = float(numbers.std())

@@ -131,6 +131,15 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
     def write_gold(self, gold: Path, examples: Sequence[SquadQuestion]) -> None:
         GoldQuestions.write(gold, examples)
 
+    @override
+    def stand_in(self, row: Row, head: SpanHead, task: TaskConfig) -> Mapping[str, Any] | None:
+        own = {"id": row.where} if row.lacks("id") else {}
+        found = super().stand_in(row, head, task)
+        return None if found is None else {**own, **found, "is_impossible": None}
+
+    def any_truth(self, head: SpanHead, task: TaskConfig) -> list[Any]:
+        return []
+
     def head(self, parts: Parts[SquadQuestion], chosen: Parts[SquadQuestion], task: TaskConfig) -> SpanHead:
         return SpanHead()
 

@@ -15,7 +15,7 @@ from trainers.data.formats import Row, ending, read_csv, read_json
 from trainers.data.layouts import SourcePart
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, CutFields, Score, TaskInfo, columns_named
+from trainers.tasks.info import CLASS_SCORES, FRACTION, LossFields, Score, TaskInfo, columns_named
 
 Reader = Callable[[Path], Iterator[Row]]
 
@@ -110,7 +110,7 @@ def _phrases(row: Row) -> Iterator[tuple[str, Any]]:
             yield name, phrase
 
 
-class CodeFields(CutFields):
+class CodeFields(LossFields):
     level: Literal[2, 4, 6, 8, 10] = 6
     """Digits of the code that is learned."""
 

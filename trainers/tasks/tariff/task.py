@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import UNSEEN, Classification, Labelled
 from trainers.tasks.dataset import Tokenising, drawn, same_answer
-from trainers.tasks.scores import class_loss, classification
+from trainers.tasks.scores import class_loss, classification, likeliest, named_probabilities
 from trainers.tasks.tariff import CodeFields
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ class Tariff(Classification):
                 )
 
     @override
+    def number(self, label: str, numbers: Mapping[str, int]) -> int:
+        return numbers.get(label, UNSEEN)
+
+    @override
     def tokenise(self, examples: Sequence[Labelled], head: ClassHead, by: Tokenising) -> TokenSet:
         tokens = super().tokenise(examples, head, by)
         codes = np.array([one.stratum for one in examples])
@@ -133,36 +137,41 @@ class CodeScoring:
         self.units = len(right)
 
     def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns (B, 5) the likeliest classes, best first; fewer when there are fewer."""
-        return logits.topk(min(_TOP, logits.shape[1]), dim=1).indices.float()
+        """Returns (B, 10) the likeliest classes, best first, and their probabilities, or fewer of both."""
+        return likeliest(logits, _TOP)
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        likeliest = self._codes[observed.astype(np.int64)]
-        every, predicted, right = self._classes(likeliest)
+        best = self._best(observed)
+        every, predicted, right = self._classes(best)
         return Judged(
-            np.arange(len(likeliest)),
-            (likeliest[:, 0] == self._right).astype(np.float64),
-            [[self._name(code) for code in several] for several in likeliest],
+            np.arange(len(best)),
+            (best[:, 0] == self._right).astype(np.float64),
+            [[self._name(code) for code in several] for several in best],
             [self._name(code) for code in self._right],
             LabelCounts.of_classes(predicted, right, [self._name(code) for code in every]),
+            named_probabilities(observed, [self._name(code) for code in self._codes]),
         )
+
+    def _best(self, observed: Observed) -> Codes:
+        best: Codes = self._codes[np.split(observed, 2, axis=1)[0].astype(np.int64)]
+        return best
 
     def _name(self, code: int) -> str:
         return f"{code:0{self._level}d}"
 
-    def _classes(self, likeliest: Codes) -> tuple[Codes, Codes, Codes]:
+    def _classes(self, best: Codes) -> tuple[Codes, Codes, Codes]:
         """Returns all codes, and the places among them of the likeliest and the right ones."""
         every = np.union1d(self._codes, self._right)
-        return every, np.searchsorted(every, likeliest[:, 0]), np.searchsorted(every, self._right)
+        return every, np.searchsorted(every, best[:, 0]), np.searchsorted(every, self._right)
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
-        likeliest = self._codes[observed.astype(np.int64)]
-        every, predicted, right = self._classes(likeliest)
+        best = self._best(observed)
+        every, predicted, right = self._classes(best)
         scores = classification(predicted, right, len(every))
-        scores["top5_accuracy"] = float((likeliest == self._right[:, None]).any(1).mean())
+        scores["top5_accuracy"] = float((best == self._right[:, None]).any(1).mean())
         for level in range(2, self._level, 2):
             rest = 10 ** (self._level - level)
-            same = likeliest[:, 0] // rest == self._right // rest
+            same = best[:, 0] // rest == self._right // rest
             scores[f"accuracy_level_{level}"] = float(same.mean())
         scores["unseen_pct"] = 100.0 * float(np.mean(~np.isin(self._right, self._codes)))
         return scores

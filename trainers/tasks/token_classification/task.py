@@ -10,7 +10,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -74,6 +74,16 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
             types = types_of(chain.from_iterable(one.tags for one in examples))
             require_known(part, types, known, "remove its tags")
         return super().draw(parts, task)
+
+    @override
+    def stand_in(self, row: Row, head: TokenHead, task: TaskConfig) -> Mapping[str, Any] | None:
+        name = "tags" if row.fields.get("tokens") is not None else "spans"
+        if not row.lacks(name):
+            return None
+        return {name: [OUTSIDE] * len(row.values("tokens")) if name == "tags" else self.any_truth(head, task)}
+
+    def any_truth(self, head: TokenHead, task: TaskConfig) -> list[Any]:
+        return []
 
     def head(self, parts: Parts[Tagged], chosen: Parts[Tagged], task: TaskConfig) -> TokenHead:
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))

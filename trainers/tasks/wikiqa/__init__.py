@@ -11,7 +11,7 @@ from trainers.data.layouts import SourcePart, files_in
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import FRACTION, MAIN_FRACTION, CutFields, Score, TaskInfo
+from trainers.tasks.info import FRACTION, MAIN_FRACTION, LossFields, Score, TaskInfo
 
 _COLUMNS = ("question", "sentence", "label")
 
@@ -69,7 +69,7 @@ WIKIQA = TaskInfo(
         "threshold": Score("1", tuned=True),
     },
     headline="map",
-    own_fields=CutFields,
+    own_fields=LossFields,
     counted="questions",
     columns=("question", "sentence", "label", "question_id"),
     labels=("label", "Label"),

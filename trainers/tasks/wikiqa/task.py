@@ -134,6 +134,13 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
         return dict.fromkeys(pair.key for pair in examples)
 
     @override
+    def unit_sources(self, examples: Sequence[Pair], places: Sequence[str]) -> list[list[str]]:
+        sources: dict[str, list[str]] = {}
+        for pair, place in zip(examples, places, strict=True):
+            sources.setdefault(pair.key, []).append(place)
+        return list(sources.values())
+
+    @override
     def hold_out(self, whole: Sequence[Pair], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole questions, with the same share of answerable ones."""
         numbers = numbers_of([pair.key for pair in whole])
@@ -165,6 +172,9 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
         return replace(
             tokens, columns={**tokens.columns, "question": numbers_of([pair.key for pair in examples])}
         )
+
+    def any_truth(self, head: ClassHead, task: TaskConfig) -> int:
+        return 1  # So that no question is without an answer, which is not ranked.
 
     def head(self, parts: Parts[Pair], chosen: Parts[Pair], task: TaskConfig) -> ClassHead:
         return ClassHead(_CLASSES)
@@ -204,15 +214,17 @@ class RankingScoring:
         return {**ranking(scores, self._labels, self._questions), **of_class, "threshold": threshold}
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns each question's sentences from 0, best first, and those that answer."""
+        """Returns each question's sentences from 0, best first, those that answer, and what is likely to."""
         questions, precisions, _ = by_query(observed[:, 0], self._labels, self._questions)
         ranked: list[list[int]] = []
         right: list[list[int]] = []
+        likely: list[list[float]] = []
         for question in questions:
             members = np.flatnonzero(self._questions == question)
             ranked.append(np.lexsort((-np.arange(len(members)), -observed[members, 0])).tolist())
             right.append(np.flatnonzero(self._labels[members] == 1).tolist())
-        return Judged(questions, precisions, ranked, right)
+            likely.append(_probability(observed[members, 0].astype(np.float64)).round(6).tolist())
+        return Judged(questions, precisions, ranked, right, probabilities=likely)
 
 
 def _probability(log_odds: npt.ArrayLike) -> npt.NDArray[np.float64]:
