@@ -101,6 +101,7 @@ MANAGE = _needs(Action.manage_own, On.experiment)
 MANAGE_DELETED = _needs(Action.manage_own, On.deleted)
 ORGANISE = _needs(Action.organise, On.experiment)
 SEE_RUN = _needs(Action.see, On.run)
+SUBMIT_FROM_RUN = _needs(Action.submit, On.run)  # To the run's project
 MANAGE_RUN = _needs(Action.manage_own, On.run)
 SEE_STUDY = _needs(Action.see, On.study)
 MANAGE_STUDY = _needs(Action.manage_own, On.study)

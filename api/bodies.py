@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.db.errors import BadValue
@@ -63,6 +65,19 @@ class TokenRequest(
             return None if self.expires is None else seconds_of(self.expires)
         except ValueError as error:
             raise BadValue("expires", str(error)) from None
+
+
+class Continuation(_Body, json_schema_extra={"example": {"epochs": 2}}):
+    """How much longer to train; one of the two."""
+
+    epochs: float | None = Field(default=None, gt=0.0, le=10_000, description="In epochs.")
+    steps: int | None = Field(default=None, ge=1, description="In optimizer updates.")
+
+
+class Retraining(_Body, json_schema_extra={"example": {"on": "all"}}):
+    """What to train on."""
+
+    on: Literal["all"] = Field(description="all = the training and the validation part.")
 
 
 class NewProject(_Body, json_schema_extra={"example": {"name": "nlp", "title": "Language models"}}):

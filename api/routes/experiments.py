@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -102,6 +102,22 @@ def _stored() -> Iterator[None]:
         raise Unconfirmed("the change is stored, but its result cannot be read") from error
 
 
+SUBMITTED: Mapping[int | str, dict[str, Any]] = {
+    201: {
+        "description": "Stored with all its runs, durably. The same Idempotency-Key and body again "
+        "get the same experiment with `Idempotent-Replayed: true`.",
+        "headers": {
+            "Location": {"description": "Path of the experiment.", "schema": {"type": "string"}},
+            "Idempotent-Replayed": {
+                "description": "`true` when the key was used before.",
+                "schema": {"type": "string"},
+            },
+        },
+    },
+    **declared("idempotency-mismatch", "conflict"),
+}
+
+
 @router.post(
     "",
     dependencies=[SUBMIT],
@@ -109,26 +125,16 @@ def _stored() -> Iterator[None]:
     response_model=ExperimentStatus,
     summary="Submit a spec",
     openapi_extra=SPEC_BODY,
-    responses={
-        201: {
-            "description": "Stored with all its runs, durably. The same Idempotency-Key and body again "
-            "get the same experiment with `Idempotent-Replayed: true`.",
-            "headers": {
-                "Location": {"description": "Path of the experiment.", "schema": {"type": "string"}},
-                "Idempotent-Replayed": {
-                    "description": "`true` when the key was used before.",
-                    "schema": {"type": "string"},
-                },
-            },
-        },
-        **declared("idempotency-mismatch", "conflict"),
-    },
+    responses={**SUBMITTED},
 )
 async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Check a spec completely, then store it with all its runs in one transaction."""
+    return await submitted(request, await request.body(), idempotency_key)
+
+
+async def submitted(request: Request, text: bytes, idempotency_key: str | None) -> Response:
     # The state is read directly: each dependency costs this path, the busiest, a hundredth of it.
     state = request.app.state
-    text = await request.body()
     experiment, created = await state.intake.submit(text, request.state.caller, idempotency_key)
     headers = {"Location": f"/api/v1/experiments/{experiment.id}"}
     if not created:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,13 +12,15 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import MANAGE_RUN, MAX_ID, SEE_RUN, SIGNED_IN, while_permitted
+from api.access import MANAGE_RUN, MAX_ID, SEE_RUN, SIGNED_IN, SUBMIT_FROM_RUN, while_permitted
+from api.bodies import Continuation, Retraining
 from api.deps import (
     BINARY,
     SPEC_SCHEMA,
     TEXT,
     ChosenRuns,
     CurrentUser,
+    IdempotencyKey,
     LastEventId,
     PageOfRuns,
     RunId,
@@ -28,11 +31,13 @@ from api.deps import (
     attached,
 )
 from api.problems import ProblemError
+from api.routes.experiments import SUBMITTED, submitted
 from api.stream import EventStream, Place
 from service.domain.formats import TableFormat
 from service.domain.ledger import Account
 from service.domain.records import (
     Attempt,
+    ExperimentStatus,
     Items,
     LogLine,
     MeasurementRow,
@@ -52,6 +57,8 @@ from service.output.run_files import (
     read_trace,
     saved_checkpoints,
 )
+from service.specs.derived import continued, retrained
+from service.store import Store
 from service.store.series import MOST_POINTS
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -115,6 +122,54 @@ def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
     return store.requests.retry_run(run_id, actor=user.actor)
+
+
+@router.post(
+    "/{run_id}/continue",
+    dependencies=[SUBMIT_FROM_RUN],
+    status_code=201,
+    response_model=ExperimentStatus,
+    responses={**SUBMITTED},
+    summary="Train the model of a run further",
+)
+async def continue_run(
+    request: Request,
+    run_id: RunId,
+    store: StoreDep,
+    body: Continuation,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Submit an experiment with one run that starts from the best checkpoint of this one.
+
+    It has the same settings and seed, and a fresh optimizer and learning rate schedule.
+    """
+    run, config = await run_in_threadpool(_with_config, store, run_id)
+    text = continued(run, config, body.model_dump(exclude_none=True))
+    return await submitted(request, text.encode(), idempotency_key)
+
+
+@router.post(
+    "/{run_id}/retrain",
+    dependencies=[SUBMIT_FROM_RUN],
+    status_code=201,
+    response_model=ExperimentStatus,
+    responses={**SUBMITTED},
+    summary="Train the settings of a run on all data",
+)
+async def retrain_run(
+    request: Request,
+    run_id: RunId,
+    store: StoreDep,
+    body: Retraining,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Submit an experiment with one run that learns from the validation part as well; the test part stays."""
+    run, config = await run_in_threadpool(_with_config, store, run_id)
+    return await submitted(request, retrained(run, config, body.on).encode(), idempotency_key)
+
+
+def _with_config(store: Store, run_id: int) -> tuple[Run, dict[str, Any]]:
+    return store.runs.get(run_id), json.loads(store.runs.config(run_id))
 
 
 @router.get("/{run_id}/points", dependencies=[SEE_RUN], summary="Get the points of a run")

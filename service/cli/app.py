@@ -17,6 +17,7 @@ from service.cli import (
     files,
     first_spec,
     installation,
+    models,
     notifications,
     people,
     profile,
@@ -92,18 +93,18 @@ _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.backup,
               installation.restore, people.login, people.logout, people.whoami),
     "Submit": (first_spec.init, data.inspect, specs.validate, specs.preview, profile.profile, specs.submit,
-               specs.schema),
+               models.continue_run, models.retrain, specs.schema),
     "Inspect": (experiments.list_experiments, experiments.runs, experiments.show, experiments.study,
                 experiments.watch, experiments.logs, experiments.wait, experiments.ledger, experiments.queue,
                 installation.cluster, installation.shares, installation.hardware, files.verify, files.export,
-                files.export_model, files.trace, files.predictions),
+                files.export_model, files.trace, files.predictions, models.predict, models.evaluate),
     "Decide": (answers.compare, answers.recommend, answers.frontier, answers.effects, answers.score,
                answers.speedup, answers.tasks, answers.guide, answers.report),
     "Manage": (control.cancel, control.pause, control.resume, control.retry, control.priority, control.delete,
                control.tag, control.annotate, control.archive),
     "Team": (people.audit,),
 }  # fmt: skip
-_NAMES = {experiments.list_experiments: "list", control.annotate: "note"}
+_NAMES = {experiments.list_experiments: "list", control.annotate: "note", models.continue_run: "continue"}
 
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:

@@ -78,17 +78,21 @@ def export_model(
     folder: Path = argument(..., "A new or empty folder.", metavar="DIR"),
     checkpoint: Literal["best", "last"] = option("best", "best (of the best evaluation) or last."),
     packed: bool = option(False, "One bit a weight: for trainers.models.binary.load_packed."),
+    onnx: bool = option(False, "Also model.onnx, if ONNX Runtime's outputs are torch's."),
 ) -> Answer:
     """Write a run's model as a folder that transformers can load, with a model card of its figures."""
-    from service.output.model_archive import BrokenModel, NotPackable, fetch_packed
+    from service.output.model_archive import BrokenModel, NotPackable, fetch_onnx, fetch_packed
 
+    if packed and onnx:
+        raise Failure("--packed and --onnx are two forms of a model; give one", ExitCode.usage)
+    convert = fetch_onnx if onnx else fetch_packed if packed else None
     try:
         with writing(folder):
             # A full folder is refused before the download.
             if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
                 raise Failure(f"{folder} is not an empty folder; give a new one", ExitCode.usage)
             fetch = partial(client.export_model, run, checkpoint=checkpoint)
-            listing = fetch_packed(fetch, folder) if packed else fetch(folder)
+            listing = fetch(folder) if convert is None else convert(fetch, folder)
     except NotPackable as error:
         raise Failure(f"run:{run}: {error}", ExitCode.usage) from None
     except BrokenModel as error:
@@ -96,10 +100,15 @@ def export_model(
     described = f"run:{run}, {listing['checkpoint']} checkpoint, step {listing['step']}"
     files = listing["files"].values()
     size = sum(file["size"] for file in files)
+    about = "verified; README.md is the model card"
+    if onnx:
+        about += (
+            f"; outputs of model.onnx differ from torch's by {listing['onnx_max_difference']:.0e} at most"
+        )
     return Answer(
         {"folder": str(folder), **listing},
         f"{folder}: {described}",
-        partial(note, f"{len(files)} files, {size:,} bytes, verified; README.md is the model card"),
+        partial(note, f"{len(files)} files, {size:,} bytes, {about}"),
     )
 
 

@@ -131,6 +131,8 @@ class Client(Wire):
     run = Operation(Run, "GET /runs/{id}")
     cancel_run = Operation(Run, "POST /runs/{id}/cancel", repeat=True)
     retry_run = Operation(Run, "POST /runs/{id}/retry")
+    continue_run = Operation(ExperimentStatus, "POST /runs/{id}/continue")
+    retrain_run = Operation(ExperimentStatus, "POST /runs/{id}/retrain", "on")
     measurements = Operation(list[MeasurementRow], "GET /runs/{id}/measurements")
     account = Operation(Account, "GET /runs/{id}/ledger")
     attempts = Operation(list[Attempt], "GET /runs/{id}/attempts")
@@ -140,6 +142,7 @@ class Client(Wire):
     _all_runs = Operation(Page[Run], "GET /runs")
     _runs_of = Operation(Page[Run], "GET /experiments/{id}/runs")
     _points = Operation(Points, "GET /runs/{id}/points", "name")
+    run_config = Operation(str, "GET /runs/{id}/config")
     _summary = Operation(RunSummary, "GET /runs/{id}/summary")
 
     # The installation.

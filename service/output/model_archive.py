@@ -93,7 +93,33 @@ class _Reader:
 
 
 class NotPackable(Exception):
-    """The model has no weights that one bit holds; the message is one line."""
+    """The model cannot be written in another form; the message is one line."""
+
+
+def fetch_onnx(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Writes a model with `model.onnx` to a new or empty folder, or nothing; returns its manifest.
+
+    `fetch` writes the whole model to a new folder.
+    """
+    from trainers.entrypoint import write_onnx
+    from trainers.errors import BadSpecError
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".", dir=folder.parent) as between:
+        whole = Path(between) / "model"
+        listing = fetch(whole)
+        try:
+            difference: float = write_onnx(whole)
+        except BadSpecError as error:
+            raise NotPackable(str(error).removeprefix(f"{whole}: ")) from None
+        file = whole / "model.onnx"
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        listing["files"][file.name] = {"size": file.stat().st_size, "sha256": sha256}
+        listing["onnx_max_difference"] = difference
+        (whole / MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
+        whole.rename(folder)  # Fails for a folder that is not empty.
+    return listing
 
 
 def fetch_packed(fetch: Callable[[Path], dict[str, Any]], folder: Path) -> dict[str, Any]:

@@ -183,6 +183,14 @@ def submits_to(project: str) -> Rule:
 
 SUBMIT: Final = submits_to(HERE)
 
+
+def SUBMIT_FROM_RUN(sender: Sender) -> str:
+    """A run of `owner`, to whose project the new experiment belongs."""
+    if not sender.sees(HERE):
+        return "404"
+    return _if(sender.may("submit") and sender.has("member"))
+
+
 EXPECTED: Mapping[str, Rule] = {
     **dict.fromkeys(
         (
@@ -226,6 +234,7 @@ EXPECTED: Mapping[str, Rule] = {
         ),
         MANAGE,
     ),
+    **dict.fromkeys(("continue_run", "retrain_run"), SUBMIT_FROM_RUN),
     **dict.fromkeys(("submit_experiment", "submit_study", "validate_spec", "preview_spec"), SUBMIT),
     **dict.fromkeys(
         (

@@ -296,6 +296,8 @@ AUDITED: dict[str, tuple[str, dict[str, Any]]] = {
 """What each change leaves in the audit log, and the body of its request."""
 NOT_AUDITED = {
     "submit_experiment": "the experiment's first event has who submitted it",
+    "continue_run": "the same",
+    "retrain_run": "the same",
     "validate_spec": "changes nothing",
     "preview_spec": "changes nothing",
     "test_subscription": "the log of deliveries has it",
