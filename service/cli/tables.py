@@ -26,7 +26,7 @@ from service.domain.formats import (
 from service.domain.metrics import headline, score, shared_headline
 from service.domain.neighbours import Neighbour, counted, disturbances, in_words, of_time
 from service.domain.records import sought_batch
-from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_EXPERIMENT_STATES, RunState
+from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
 from service.fairness.eta import duration_in_words
 from service.scheduling.cluster import start_command
 from service.specs.project_limits import UNITS
@@ -55,6 +55,7 @@ _STYLES = {
 
 
 _ROUTINE = frozenset({EventKind.run_starting, EventKind.run_succeeded})
+_TO_RETRY = frozenset({ExperimentState.incomplete, ExperimentState.failed})
 _RUNS_IN_STORY = 50
 
 
@@ -153,7 +154,7 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
     if (study := experiment.study) is not None:
         yield "part", f"{study.part} of study {study.id}: {study.name}"
     yield "runs", counts_text(experiment.run_states) or "none"
-    if experiment.state in TERMINAL_EXPERIMENT_STATES and experiment.run_states.get(RunState.failed):
+    if experiment.state in _TO_RETRY and experiment.run_states.get(RunState.failed):
         yield "to retry", f"stillhouse retry {experiment.id} --failed"
     if experiment.waiting is not None:
         yield "waiting", f"position {experiment.waiting.position}: {experiment.waiting.reason}"

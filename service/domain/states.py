@@ -25,9 +25,11 @@ class ExperimentState(StrEnum):
     """The driver in the Ray Job renews the lease. When the lease runs out and Ray says that the
     job is gone, a scheduler starts a new attempt; while Ray is unreachable nothing changes."""
     paused = "paused"  # Held by its owner; its runs keep their checkpoints. Only `resume` moves it on.
-    succeeded = "succeeded"  # Terminal: every run has ended, at least one with a result, and none has failed
+    succeeded = "succeeded"
+    """Terminal: every run has ended, at least one with a result. Cells that cannot be trained, such as
+    those that do not fit in memory, are results of the grid."""
     incomplete = "incomplete"
-    """Terminal: some runs have a result, and some have failed. `retry` queues those without one again."""
+    """Terminal: as succeeded, but some runs failed otherwise. `retry` queues those without a result again."""
     failed = "failed"
     """Terminal: no run has a result, or the driver could not be started. `retry` queues it again."""
     cancelled = "cancelled"  # Terminal: ended on request. `retry` queues it again.

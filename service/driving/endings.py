@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from service.domain.failures import FailureCounts, decide_retry
 from service.domain.records import Run
@@ -88,13 +88,24 @@ class _StartNotRecorded(Exception):
 
 
 def experiment_outcome(
-    runs: Sequence[Run], budget_reached: str | None, unusable: str | None = None
+    runs: Sequence[Run],
+    budget_reached: str | None,
+    unusable: str | None = None,
+    refused_cells: Container[str] = (),
 ) -> tuple[ExperimentState, tuple[FailureClass, str] | None]:
-    """Returns how an experiment ends once its runs have ended, or do not start for the given reasons."""
+    """Returns how an experiment ends once its runs have ended, or do not start for the given reasons.
+
+    That a cell cannot be trained, or does not fit in memory, is a result of the grid.
+    """
     ended = [run for run in runs if run.state is not RunState.queued]
     if any(run.state in RUN_STATES_WITH_RESULT for run in ended):
-        complete = all(run.state is not RunState.failed for run in ended)
-        return ExperimentState.succeeded if complete else ExperimentState.incomplete, None
+        lacking = any(
+            run.state is RunState.failed
+            and run.failure_class is not FailureClass.out_of_memory
+            and run.cell not in refused_cells
+            for run in ended
+        )
+        return ExperimentState.incomplete if lacking else ExperimentState.succeeded, None
     if ended and all(run.state is RunState.cancelled for run in ended):
         return ExperimentState.cancelled, None
     if unusable is not None:

@@ -223,7 +223,8 @@ class Sweep:
             return ExperimentState.cancelled, None
         if self._budget.held:
             return ExperimentState.paused, None
-        return experiment_outcome(self._context.runs(), self._budget.reached, self._unusable)
+        refused = self._context.store.runs.refusals(self._context.experiment_id)
+        return experiment_outcome(self._context.runs(), self._budget.reached, self._unusable, refused)
 
     def conclude(self) -> ExperimentState | None:
         """Ends the experiment; None = people asked for more since: carry on. Raises `StoreOutage`.

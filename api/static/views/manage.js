@@ -90,7 +90,7 @@ export function manageButtons(experiment, who, changed) {
           "danger",
         )
       : null,
-    failed && ENDED.has(state)
+    failed && ENDED.has(state) && state !== "succeeded"
       ? button(`Retry ${count(failed)} failed`, async () => {
           await post("retry?failed=true");
           toast(`${name}: ${count(failed)} runs are in the queue again`);

@@ -56,7 +56,7 @@ def test_out_of_memory_is_a_result_and_not_tried_again(begin: Begin, store: Stor
     complete(sweep, store, second)
     assert store.runs.get(first.run_id).state is RunState.failed
     assert sweep.next_turn() is Wait.over
-    assert sweep.final_state() == (ExperimentState.incomplete, None)
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
 
 
 def test_a_run_cancelled_on_request_leaves_its_experiment_succeeded(begin: Begin, store: Store) -> None:
@@ -207,7 +207,7 @@ def test_out_of_memory_prunes_what_needs_more(begin: Begin, store: Store) -> Non
     if ended[64].state is not RunState.succeeded:
         assert ended[64].failure_class is FailureClass.out_of_memory
         assert (ended[64].failure_message or "").startswith("does not fit (by 32)")
-    assert sweep.final_state()[0] is ExperimentState.incomplete
+    assert sweep.final_state()[0] is ExperimentState.succeeded
 
 
 NO_TEXT = (FailureClass.bad_data, "train.jsonl, line 1, field text: missing (found: sentence, label)")

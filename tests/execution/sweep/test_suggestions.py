@@ -105,6 +105,7 @@ def test_a_suggestion_that_cannot_be_trained_fails_and_the_next_is_asked_for(
     assert "no_prox belongs to adan" in (refused.failure_message or "")
     assert {run.state for run in by_point.values()} == {RunState.succeeded}
     assert len(by_point) == 3
+    assert sweep.final_state() == (ExperimentState.succeeded, None)
 
 
 @pytest.mark.parametrize("every", [2, 3])
@@ -166,6 +167,10 @@ def test_cells_whose_values_contradict_each_other_fail_at_once(begin: Begin, sto
     assert "batch.global_size 15 is not divisible by parallel.workers 2" in reasons[15]
     assert reasons[16].startswith("precision: cpu does not support tf32")
     assert only.config.batch.global_size == 16
+    complete(sweep, store, opened(sweep, only))
+    complete(sweep, store, given(sweep))
+    assert sweep.next_turn() is Wait.over
+    assert sweep.final_state() == (ExperimentState.succeeded, None), "infeasible cells are results"
 
 
 def test_the_repeats_of_a_suggestion_have_its_values_too(begin: Begin, store: Store) -> None:

@@ -212,6 +212,8 @@ def test_preview_reads_as_many_pages_as_asked() -> None:
            "min_price_usd_per_hour": 0.05, "feasible": True, "reason": None}  # fmt: skip
     page = {
         "run_count": 5,
+        "cell_count": 5,
+        "infeasible_cells": {},
         "reused_count": 0,
         "cluster_age_s": None,
         "items": [run, run],
