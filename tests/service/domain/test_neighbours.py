@@ -83,7 +83,7 @@ def test_every_answer_names_configurations_with_disturbed_runs() -> None:
         (0, {}), (0, {}), (2, {"foreign": 2}), (0, {})
     ]  # fmt: skip
     said = (
-        "2 of 12 runs disturbed: foreign processes (precision=bf16, batch.global_size=16); they may be "
+        "2 of 12 runs disturbed: foreign processes (precision=bf16 batch=16); they may be "
         "slower than their configuration: leave them out with --undisturbed, or remeasure them with retry "
         "--disturbed"
     )
@@ -101,8 +101,8 @@ def test_configurations_measured_under_different_conditions_are_named() -> None:
     axes = {"precision": ["fp32", "bf16"], "batch.global_size": [16]}
     notes = Question(_judged(run_table(axes, change=company))).compare().notes
     assert (
-        "measured under different conditions: precision=bf16, batch.global_size=16 next to runs of the same "
-        "experiment; precision=fp32, batch.global_size=16 without"
+        "measured under different conditions: precision=bf16 batch=16 next to runs of the same "
+        "experiment; precision=fp32 batch=16 without"
     ) in notes
 
 
