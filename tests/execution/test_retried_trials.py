@@ -1,4 +1,4 @@
-"""A run that is tried again and has no place yet, when its experiment gives way or it is cancelled."""
+"""A run that is tried again and has no place yet, when its experiment is asked to give way or to stop."""
 
 from __future__ import annotations
 
@@ -38,9 +38,16 @@ def cancel_the_run(running: Running, experiment_id: int) -> None:
     running.store.requests.cancel_run(running.store.runs.page(experiment_id=experiment_id).items[0].id)
 
 
-@pytest.mark.parametrize("ask", [let_urgent_in, cancel_the_run])
+@pytest.mark.parametrize(
+    ("ask", "healthy"),
+    [
+        pytest.param(let_urgent_in, RunState.running, id="preempt"),
+        pytest.param(lambda running, id: running.store.requests.cancel(id), RunState.cancelled, id="cancel"),
+        pytest.param(cancel_the_run, RunState.running, id="cancel-the-run"),
+    ],
+)
 def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_attempt(
-    running: Running, ask: Callable[[Running, int], None]
+    running: Running, ask: Callable[[Running, int], object], healthy: RunState
 ) -> None:
     foreign = f"foreign-{time.time_ns()}"
     running.jobs.submit(foreign, shlex.join([sys.executable, "-c", HOLD_A_CPU]), metadata={})
@@ -57,10 +64,11 @@ def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_att
 
         def settled() -> bool:
             taken_back = not running.store.runs.get(retried).waits_for
-            return taken_back and running.store.runs.get(other).state is RunState.running
+            return taken_back and running.store.runs.get(other).state is healthy
 
         running.wait_for(lambda: settled() or running.store.experiments.get(experiment.id).attempt > 1)
-        running.wait_until_training(other, beyond_step=running.store.runs.get(other).step)
+        if healthy is RunState.running:
+            running.wait_until_training(other, beyond_step=running.store.runs.get(other).step)
         kinds = {event.kind for event in running.store.experiments.events(experiment.id)}
         assert EventKind.experiment_released not in kinds, running.story()
         found = running.store.experiments.get(experiment.id)

@@ -35,7 +35,8 @@ def assert_bitwise_equal(first: str, second: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "bf16"), ("adan", "fp32")])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, optimizer):
     changes = {
         "precision": precision,
@@ -61,7 +62,9 @@ def test_stopped_run_resumes_bitwise(config_in, tmp_path, recorder, precision, o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [{"masters": "fp32"}, {"moments": "bf16"}])
+@pytest.mark.parametrize(
+    "storage", [{}, {"masters": "fp32"}, {"masters": "fp32", "moments": "bf16"}, {"moments": "bf16"}]
+)
 def test_run_with_split_masters_or_bf16_moments_resumes_bitwise(config_in, tmp_path, recorder, storage):
     changes = {
         "precision": "bf16",

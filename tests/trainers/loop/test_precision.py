@@ -209,7 +209,8 @@ def fresh(configure) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("optimizer", "parameters"), [("adamw", "half"), ("adan", "fp32")])
+@pytest.mark.parametrize("parameters", ["fp32", "half"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adan"])
 def test_fp16_run_resumes_bitwise_with_scale_and_masters(
     config_in, tmp_path, recorder, emulated_fp16, optimizer, parameters
 ):
