@@ -200,10 +200,9 @@ def test_every_operator_of_a_task_has_a_deterministic_kernel(task, of_task, asse
 
 def test_fake_tensors_show_a_number_that_is_read(of_task, assembled, monkeypatch):
     trainer = assembled(of_task("imdb"))
-    loss = trainer.data.task.loss
-    monkeypatch.setattr(
-        trainer.data.task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max())
-    )
+    task = trainer.model.objective.task
+    loss = task.loss
+    monkeypatch.setattr(task, "loss", lambda logits, batch: loss(logits, batch) * float(logits.max()))
     with pytest.raises(DataDependentOutputException):
         numbers_read(trainer, monkeypatch)
 
