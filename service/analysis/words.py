@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from service.analysis.answers import BadQuestion, Claim
 from service.config.suggestions import nearest
 from service.domain.metrics import METRICS, Metric, better_of
+from trainers.metrics import DECLARED
 
 
 def assignments(texts: Iterable[str] | None, parameter: str) -> dict[str, float]:
@@ -46,6 +47,10 @@ def metric_of(
     columns = [metric.name for metric in METRICS]
     if name not in columns and name not in known:
         everything = dict.fromkeys([*columns, *known])
+        if name in DECLARED:
+            own = name.removeprefix("test_")
+            instead = f"; on the validation part it is {own}" if own in everything else ""
+            raise BadQuestion(parameter, f"none of these runs has {name}{instead}")
         raise BadQuestion(parameter, f"unknown metric '{name[:100]}'; {nearest(name[:100], everything)}")
     if direction in ("lower", "higher"):
         return Metric(name, "lower" if direction == "lower" else "higher")

@@ -46,6 +46,14 @@ def test_assignments_are_read_by_name() -> None:
         (lambda: one_assignment(["a=1", "b=1"], "p"), "2 values are given; give one"),
         (lambda: metric_of("cost_use", {}, "p"), "unknown metric 'cost_use'; did you mean 'cost_usd'?"),
         (
+            lambda: metric_of("test_accuracy", {"accuracy": 0, "top5_accuracy": 0}, "p"),
+            "none of these runs has test_accuracy; on the validation part it is accuracy",
+        ),
+        (
+            lambda: metric_of("test_map", {}, "p"),
+            "none of these runs has test_map; on the validation part it is map",
+        ),
+        (
             lambda: metric_of(f"mine:{'x' * 200}", {"mine": 0}, "p"),
             f"'{'x' * 100}' is not a direction; write mine:lower or mine:higher",
         ),
