@@ -54,12 +54,12 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 1 minute)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 10 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 8 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
 else
-	@echo "tests of every part, those with Ray beside the others: about 10 minutes on two cores; progress twice a minute"
+	@echo "tests of every part, those with Ray beside the others: about 8 minutes on two cores; progress twice a minute"
 	@$(TOGETHER) test-fast test-fast-ray
 endif
 
@@ -70,7 +70,7 @@ test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
 test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 40 minutes)
-	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 25 minutes on two cores"
+	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 32 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)

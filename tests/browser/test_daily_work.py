@@ -30,6 +30,7 @@ class House:
     url: str
     store: Store
     mixed: int  # Experiment of 12 runs, of which 9 succeeded and 3 failed
+    words: int  # The same, not ended
     waiting: int  # Experiment "small in vision" of one run that waits
     wide: int  # Experiment of 2,000 runs that wait
     live: int  # Experiment of eight runs that train
@@ -41,10 +42,20 @@ def house(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> It
     shutil.copy(sqlite_template, folder / "stillhouse.db")
     app = create_app(Settings(data_dir=folder))
     store: Store = app.state.store
-    mixed = submitted(store, "mixed", axes={"precision": ["fp32", "bf16"]}, seeds=6)
+    mixed, words = with_failed_runs(store, "mixed"), with_failed_runs(store, "words")
+    store.drivers.finish_experiment(mixed, 1, ExperimentState.incomplete, all_ended=True)
+    waiting = submitted(store, "small in vision")
+    wide = submitted(store, "wide", axes={"batch.global_size": [16, 8]}, seeds=1000)
+    live = trained(store, done=False, changes={"name": "live", "queue": {"priority": 90}})
+    with running(app) as url:
+        yield House(url, store, mixed, words, waiting, wide, live)
+
+
+def with_failed_runs(store: Store, name: str) -> int:
+    experiment = submitted(store, name, axes={"precision": ["fp32", "bf16"]}, seeds=6)
     Queue(store).claim("scheduler", lease_s=3600)
-    store.drivers.started(mixed, 1, "driver", 0)
-    for run in store.runs.all_of(mixed):
+    store.drivers.started(experiment, 1, "driver", 0)
+    for run in store.runs.all_of(experiment):
         attempt = store.attempts.open(run.id, 1)
         store.attempts.run_started(run.id, attempt, total_steps=2000, resumed_from_step=0, facts={})
         if run.point["precision"] == "bf16" and run.seed % 2:
@@ -53,12 +64,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> It
         else:
             summary = {"train_loss": 0.1 * (1 + run.seed), "accuracy": 0.9, "cost_usd": 0.0002}
             store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
-    store.drivers.finish_experiment(mixed, 1, ExperimentState.incomplete, all_ended=True)
-    waiting = submitted(store, "small in vision")
-    wide = submitted(store, "wide", axes={"batch.global_size": [16, 8]}, seeds=1000)
-    live = trained(store, done=False, changes={"name": "live", "queue": {"priority": 90}})
-    with running(app) as url:
-        yield House(url, store, mixed, waiting, wide, live)
+    return experiment
 
 
 def submitted(store: Store, name: str, *, axes: dict[str, list[object]] | None = None, seeds: int = 1) -> int:
@@ -112,7 +118,7 @@ def test_a_long_table_shows_its_rows_wherever_one_jumps(page: Page, house: House
 
 
 def test_words_on_the_page_are_words_of_filters(page: Page, house: House) -> None:
-    page.goto(f"{house.url}/experiments/{house.mixed}/runs")
+    page.goto(f"{house.url}/experiments/{house.words}/runs")
     ready(page)
     rows = page.locator("table[aria-label=Runs] tbody tr:not(.gap)")
     search = page.get_by_role("combobox", name="Filter")
@@ -144,7 +150,7 @@ def test_a_name_with_words_of_the_grammar_is_searched_for(page: Page, house: Hou
     names = page.locator("table[aria-label=Experiments] tbody tr:not(.gap) td:nth-child(3) a")
     for typed, found in {
         "small in vision": ["small in vision"],
-        "owner = ada and state = running": ["live"],
+        "owner = ada and state = running": ["live", "words"],
     }.items():
         search.fill(typed)
         expect(names).to_have_text(found)
