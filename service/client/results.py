@@ -32,9 +32,7 @@ class ExperimentResults(ExperimentDetail):
     @classmethod
     def from_detail(cls, detail: ExperimentDetail, client: Client) -> Self:
         made = cls(**{field.name: getattr(detail, field.name) for field in fields(detail)})
-        object.__setattr__(
-            made, "_client", client
-        )  # Not a field: it is no part of what is shown or compared.
+        object.__setattr__(made, "_client", client)  # Not a field, so that it is neither shown nor compared.
         return made
 
     def runs(self, filter: str | None = None, *, frame: Frame = "pandas") -> Any:

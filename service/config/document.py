@@ -45,7 +45,7 @@ _LONGEST_MESSAGE = 2_000
 _PREAMBLE = re.compile(r"\ufeff?(?:[ \t\r\n]++|#[^\n]*+)*+")
 """What may stand before a document: a byte order mark, blank lines and comments."""
 _FIXES = {
-    "found character that cannot start any token": "indent with spaces, and quote a value that is no word",
+    "found character that cannot start any token": "indent with spaces, and quote values that are not words",
     "mapping values are not allowed": "quote a text with a colon, or indent the line like its neighbours",
     "could not find expected ':'": "write key: value, with a space after the colon",
     "did not find expected": "close each bracket and quote, and put a comma between two entries",

@@ -225,7 +225,8 @@ def _naming_problems(parts: Mapping[str, PartSpec], written: Mapping[str, Any]) 
             if needed not in written:
                 known = False
                 others = [name for name in written if name != part.name]
-                message = f"'{shortened(needed)}' is not a part of the study; {nearest(needed, others)}"
+                fix = nearest(needed, others) if others else "it has no other; add it"
+                message = f"'{shortened(needed)}' is not a part of the study; {fix}"
                 yield _invalid(f"parts.{part.name}.{paths[needed]}", message)
         base = parts.get(part.tuned or "")
         if base is not None and (first := base.tuned) is not None:

@@ -29,7 +29,7 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         TEST: ("test", "testing", "testb", *_EVALUATION),
     }
 )  # fmt: skip
-"""What files call each part; of several names the first is read that exists and is no earlier part."""
+"""Names of files by part; the first one that exists, and is not an earlier part's, is read."""
 
 RULES = 1  # Grows when a rule assigns an example to another part than before
 

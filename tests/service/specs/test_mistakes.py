@@ -164,7 +164,7 @@ MISTAKES = [Mistake(*entry) for entry in (
      "expected train.jsonl, train.csv, train.tsv or train.parquet"),
     ("one class", task(path="one_class"), "task.path", "add examples of other labels"),
     ("an empty part", task(path="empty"), "task.path", "the train part has no rows; add rows"),
-    ("a line that is no JSON", task(path="broken"), "task.path", "write one object per line"),
+    ("a line that is not JSON", task(path="broken"), "task.path", "write one object per line"),
     ("Latin-1", task(path="latin"), "task.path", "convert the file to UTF-8"),
     ("a row with a field too few", task(path="ragged"), "task.path",
      "complete the row, or set task.skip: [malformed]"),

@@ -196,7 +196,7 @@ class Classification(DatasetTask[Labelled, ClassHead]):
     def stand_in(self, row: Row, head: ClassHead, task: TaskConfig) -> Mapping[str, Any] | None:
         if not head.multi_label:
             return super().stand_in(row, head, task)
-        return {"label": []} if row.fields.get("label") is None else None  # A blank one is no label.
+        return {"label": []} if row.fields.get("label") is None else None  # Blank = it has none.
 
     def any_truth(self, head: ClassHead, task: TaskConfig) -> str:
         return head.classes[0]
@@ -261,7 +261,7 @@ class Classification(DatasetTask[Labelled, ClassHead]):
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
             return class_loss(logits, batch, operator=self.cross_entropy)
-        each = self.of_labels(logits, batch.labels.clamp(min=0).float())  # IGNORED is no target.
+        each = self.of_labels(logits, batch.labels.clamp(min=0).float())  # IGNORED is not a target.
         each = each if batch.weights is None else each * batch.weights
         return each.masked_fill(batch.labels == IGNORED, 0.0).sum() / logits.shape[1]
 
