@@ -16,10 +16,11 @@ GPU_WHEELS := pydantic pydantic-core annotated-types typing-inspection typing-ex
   nvidia-ml-py accelerate psutil pyyaml hypothesis sortedcontainers
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 BENCHMARKS := 3
+SMOKE := smoke
 # Slow tests wait half of their time, for workers, browsers and Ray; with more processes Ray's start times out.
-WAITING := -n 2 --dist worksteal
-FAST := 'not ray and not slow and not smoke'
-FAST_RAY := 'ray and not slow and not smoke'
+WAITING := -n 2 --dist worksteal --durations=50 --durations-min=10
+FAST := 'not ray and not slow and not smoke and not thorough'
+FAST_RAY := 'ray and not slow and not smoke and not thorough'
 # Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).
 naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 # Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends,
@@ -30,7 +31,7 @@ KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
+.PHONY: help install demo serve quick test test-all thorough coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,12 +55,12 @@ serve: $(READY) ## Start the service on this machine: database, Ray with dashboa
 quick: $(READY) ## Run the tests of every part that start and train nothing, few cases each (about 1 minute)
 	@$(BIN)/python -m pytest -q $(PARALLEL) --quick --hypothesis-profile=quick
 
-test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 8 minutes)
+test: $(READY) ## Run the tests of every part, or of ROOM=service/driving (all: about 10 minutes)
 ifdef ROOM
 	@tests=$$($(BIN)/python -m tests.rooms $(ROOM)) || exit 1; for pass in "$(PARALLEL) -m $(FAST)" "-m $(FAST_RAY)"; do \
 	  eval $(BIN)/python -m pytest $$pass $$tests; status=$$?; test $$status = 0 -o $$status = 5 || exit $$status; done
 else
-	@echo "tests of every part, those with Ray beside the others: about 8 minutes on two cores; progress twice a minute"
+	@echo "tests of every part, those with Ray beside the others: about 10 minutes on two cores; progress twice a minute"
 	@$(TOGETHER) test-fast test-fast-ray
 endif
 
@@ -69,24 +70,26 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run everything: `make test`, then the slow tests and all benchmarks (what CI runs; about 40 minutes)
-	@echo "slow tests; beside them those with Ray, then all benchmarks and kernels: about 32 minutes on two cores"
+test-all: test ## Run what CI runs: `make test`, then the slow tests and most benchmarks (about 35 minutes)
+	@echo "slow tests; beside them those with Ray, then most benchmarks and the kernels: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,ray)
 
 # Each waits for processes that it starts, so that its two share the CPUs with the two of `test-slow`.
 test-waiting: test-slow-ray
-	@$(MAKE) --no-print-directory smoke BENCHMARKS=2
-	@$(MAKE) --no-print-directory $(KERNELS)
+	@$(MAKE) --no-print-directory smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
+	@$(MAKE) --no-print-directory kernels-tests
 
 test-slow:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) --hypothesis-profile=many \
-	  -m "(slow or hypothesis) and not ray and not smoke"
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and not ray and not smoke and not thorough"
 
 test-slow-ray:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and ray and not smoke and not alone" \
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and ray and not smoke and not alone and not thorough" \
 	  $(call naming,ray)
+
+thorough: kernels ## Run variants that `make test-all` leaves out, and tests of properties with all examples
+	@$(BIN)/python -m pytest $(WAITING) --hypothesis-profile=many -m "thorough or (hypothesis and not ray and not smoke)"
 
 coverage: $(READY) ## Show which lines of api and service `make quick` runs, by file; fails below the floor
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick
@@ -96,7 +99,7 @@ test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
 
 smoke: $(READY) ## Run every benchmark at its smallest size, three at a time (about 5 minutes)
-	@$(BIN)/python -m pytest --progress=$@ -n $(BENCHMARKS) --dist load --maxschedchunk 1 -m smoke tests/benchmarks
+	@$(BIN)/python -m pytest --progress=$@ -n $(BENCHMARKS) --dist load --maxschedchunk 1 -m $(SMOKE) tests/benchmarks
 
 kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three versions of Triton, without a GPU
 	@$(TOGETHER) $(KERNELS)

@@ -2,6 +2,7 @@ import js from "@eslint/js";
 import globals from "globals";
 
 export default [
+  { ignores: ["api/static/vendor/**"] },
   js.configs.recommended,
   {
     languageOptions: { ecmaVersion: 2023, sourceType: "module", globals: globals.browser },
@@ -14,5 +15,5 @@ export default [
       "no-unused-vars": ["error", { argsIgnorePattern: "^_" }],
     },
   },
-  { files: ["tests/web/**"], languageOptions: { globals: globals.node } },
+  { files: ["api/vendor.mjs", "tests/web/**"], languageOptions: { globals: globals.node } },
 ];

@@ -3,8 +3,6 @@
 With `--end-with-parent` it stops when its standard input closes.
 """
 
-from __future__ import annotations
-
 import sys
 
 from api.server import UnsafeAddress, serve

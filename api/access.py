@@ -6,8 +6,6 @@ one of the application's `identities` (a session, a proxy). What is hidden from 
 missing.
 """
 
-from __future__ import annotations
-
 import difflib
 import getpass
 import hmac
@@ -26,16 +24,16 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.addresses import client_address
 from api.principals import Identity, Principals
 from api.problems import ProblemError
+from api.throttle import client_address
 from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, Problem
 from service.config.settings import Settings
 from service.db.errors import NotFound, StoreError
 from service.domain.access import Action, Actor, Principal, Scope, UserKind, Visibility, is_user_name, local
 from service.store import Store
 from service.store.experiments import Belonging
-from service.store.people import Refused
+from service.store.people import Refused, secret_sha256
 
 OWNER_HEADER = "Stillhouse-Owner"
 MIN_TOKEN_LENGTH = 32
@@ -102,6 +100,7 @@ MANAGE_DELETED = _needs(Action.manage_own, On.deleted)
 ORGANISE = _needs(Action.organise, On.experiment)
 SEE_RUN = _needs(Action.see, On.run)
 SUBMIT_FROM_RUN = _needs(Action.submit, On.run)  # To the run's project
+ORGANISE_RUN = _needs(Action.organise, On.run)
 MANAGE_RUN = _needs(Action.manage_own, On.run)
 SEE_STUDY = _needs(Action.see, On.study)
 MANAGE_STUDY = _needs(Action.manage_own, On.study)
@@ -170,7 +169,7 @@ async def _principal(request: Request) -> Principal:
             return _FIRST
         text = _bearer(request)
         try:
-            return await principals.of_token(text)
+            return await principals.of_token(secret_sha256(text))
         except Refused as refusal:
             request.app.state.throttle.failed_bearer(request, text)
             raise _invalid_token(str(refusal)) from None
@@ -189,7 +188,7 @@ async def _principal(request: Request) -> Principal:
 async def _identified(principals: Principals, identity: Identity) -> Principal:
     try:
         if identity.token_sha256 is not None:
-            return await principals.of_token_hash(identity.token_sha256)
+            return await principals.of_token(identity.token_sha256)
         return _FIRST if identity.own_token else await principals.of_user(identity.user, identity.scope)
     except Refused as refusal:
         raise ProblemError("unauthenticated", str(refusal), headers={"WWW-Authenticate": _REALM}) from None

@@ -1,7 +1,5 @@
 """Assembly of the application: state, guard, problems, routes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -32,6 +30,7 @@ from api.routes import (
 )
 from api.stream import Streams
 from service.config.settings import Settings
+from service.output.bounded import BoundedProcess
 from service.scheduling.queue import Queue
 from service.store import Store
 
@@ -46,6 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
         yield
         app.state.streams.close()
         app.state.checks.close()
+        app.state.bounded.close()
         store.close()
 
     app = FastAPI(**openapi.DESCRIPTION, lifespan=lifespan)
@@ -56,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.catalogue = settings.catalogue()
     settings.sites()  # A mistake there is found now.
     app.state.checks = Checks()
+    app.state.bounded = BoundedProcess()
     app.state.closed = settings.asks_who()
     app.state.principals = Principals(store)
     app.state.projects = ProjectView(store)

@@ -1,8 +1,6 @@
 """Bodies of requests; the example of each is the one in the OpenAPI document."""
 
-from __future__ import annotations
-
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,9 +8,11 @@ from service.db.errors import BadValue
 from service.domain.access import NAME_PATTERN, USER_PATTERN, Role, Scope, UserKind
 from service.domain.events import Topic
 from service.domain.formats import seconds_of
-from service.domain.people import LONGEST_NOTES, MOST_TAGS
-from service.domain.records import LONGEST_VIEW_NAME, LONGEST_VIEW_QUERY
+from service.domain.people import LONGEST_NOTES, LONGEST_RUN_NAME, MOST_TAGS
+from service.domain.records import LONGEST_VIEW_NAME, LONGEST_VIEW_QUERY, ViewKind
 from service.notifications.subscribing import CHANNELS
+from service.output.bounded import LONGEST_TEXT, MOST_TEXTS
+from service.specs.fields import EXPERIMENT_NAME
 
 _CHANNELS = "; ".join(f"`{channel.name}`: {channel.described}" for channel in CHANNELS.values())
 
@@ -118,6 +118,32 @@ class TagChange(_Body, json_schema_extra={"example": {"add": ["baseline"], "remo
     remove: list[str] = Field(default=[], max_length=MOST_TAGS, description="Tags that it shall not have.")
 
 
+class RunChange(TagChange, json_schema_extra={"example": {"starred": True, "add": ["baseline"]}}):
+    """Changes to what people add to a run; fields that are left out stay."""
+
+    name: str | None = Field(default=None, max_length=LONGEST_RUN_NAME, description="Name; empty = none.")
+    starred: bool | None = Field(default=None, description="Whether it is starred.")
+    notes: str | None = Field(default=None, max_length=LONGEST_NOTES, description="Notes; empty = none.")
+
+
+class RunIds(_Body, json_schema_extra={"example": {"ids": [40, 41]}}):
+    """Runs of one experiment."""
+
+    ids: list[Annotated[int, Field(ge=1, le=2**63 - 1)]] = Field(
+        min_length=1, max_length=1000, description="Numbers of the runs."
+    )
+
+
+class RunsChange(RunChange, RunIds, json_schema_extra={"example": {"ids": [40, 41], "starred": True}}):
+    """The same changes to several runs."""
+
+
+class NewName(_Body, json_schema_extra={"example": {"name": "precision by batch"}}):
+    """Another name of an experiment."""
+
+    name: str = Field(pattern=EXPERIMENT_NAME, description="As in a spec, which keeps the name it has.")
+
+
 class Notes(_Body, json_schema_extra={"example": {"notes": "diverges above 3e-4"}}):
     """Notes of an experiment."""
 
@@ -158,8 +184,10 @@ class NewView(
     name: str = Field(min_length=1, max_length=LONGEST_VIEW_NAME, description="Name for people.")
     query: str = Field(
         max_length=LONGEST_VIEW_QUERY,
-        description="filter, state, order_by and columns, as the query of the list's address.",
+        description="What is shown, as the query of the page's address: filter, state, order_by and columns; "
+        "of a dashboard experiments (a filter), filter (of runs) and panel, repeated.",
     )
+    kind: ViewKind = Field(default=ViewKind.list, description="list or dashboard.")
     project: str | None = Field(
         default=None, pattern=NAME_PATTERN, description="Project that it is meant for; null = none."
     )
@@ -187,3 +215,20 @@ class Wanted(
         pattern=NAME_PATTERN,
         description="All experiments of this project; null = one's own, in every project.",
     )
+
+
+class TypedTexts(_Body, json_schema_extra={"example": {"texts": ["The tea was superb."]}}):
+    """Texts for a run's model."""
+
+    texts: list[Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]] = Field(
+        min_length=1, max_length=MOST_TEXTS, description="One example each."
+    )
+    shared: dict[str, Annotated[str, Field(max_length=LONGEST_TEXT)]] = Field(
+        default_factory=dict, max_length=8, description="Fields that all of them have in common."
+    )
+
+
+class Pause(_Body, json_schema_extra={"example": {"paused": True}}):
+    """Whether a subscription is paused."""
+
+    paused: bool = Field(description="true = send nothing; false = send again.")

@@ -4,8 +4,6 @@ Everyone follows one feed, whoever sees what: frames are kept by the project tha
 follower is sent those of the projects that it sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What routes ask for, as annotated types."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ from api.stream import Streams, parse_number
 from api.throttle import Throttle
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.output.bounded import BoundedProcess
 from service.scheduling.queue import Queue
 from service.store import Store
 
@@ -33,6 +32,7 @@ SettingsDep = Annotated[Settings, _state("settings")]
 CatalogueDep = Annotated[Mapping[str, Hardware], _state("catalogue")]
 StreamsDep = Annotated[Streams, _state("streams")]
 ChecksDep = Annotated[Checks, _state("checks")]
+BoundedDep = Annotated[BoundedProcess, _state("bounded")]
 ClusterDep = Annotated[ClusterView, _state("cluster")]
 ProjectsDep = Annotated[ProjectView, _state("projects")]
 ThrottleDep = Annotated[Throttle, _state("throttle")]
@@ -100,7 +100,6 @@ async def _last_number(last_event_id: LastEventId = None) -> int | None:
 
 
 AfterNumber = Annotated[int | None, Depends(_last_number)]
-
 
 EXAMPLE = """\
 name: precision-by-batch

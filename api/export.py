@@ -4,8 +4,6 @@ One row per run: the record's columns, then one per axis (`axis.precision`) for 
 `point` as JSON for runs of several, then one per figure that any of the runs ended with.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -19,6 +17,8 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from api.deps import BINARY, TEXT, answered, attached
+from api.problems import ProblemError
+from service.config.suggestions import nearest
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.formats import TableFormat
 from service.domain.records import Page, Run
@@ -29,6 +29,11 @@ _CHUNK = 1 << 16
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters that a spreadsheet takes for a formula
 
 FormatParameter = Annotated[TableFormat, Query(description="csv, parquet or jsonl (JSON lines).")]
+
+ColumnsParameter = Annotated[
+    str | None,
+    Query(max_length=4000, description="Columns in order, separated by commas; none = all of them."),
+]
 
 MEDIA_TYPES = {
     TableFormat.csv: "text/csv",
@@ -55,6 +60,7 @@ def answer(
     store: Store,
     format: TableFormat,
     name: str,
+    only: str | None = None,
     *,
     experiment_id: int | None = None,
     visible: Visibility = EVERYTHING,
@@ -63,6 +69,7 @@ def answer(
     """Returns the export as a streamed answer; the first page is read at once, so that a bad filter is told.
 
     `chosen` is `filter` and `order_by` of the rows; without an experiment, all runs that the reader sees.
+    `only` names the columns to write, None = all.
     """
 
     def read(token: str | None) -> Page[Run]:
@@ -79,6 +86,13 @@ def answer(
         columns = {**own, **{f"axis.{axis}": str for axis in axes}}
     figures = store.runs.figure_names(experiment_id, chosen.get("filter"), visible)
     columns |= dict.fromkeys(figures, float)
+    if only is not None:
+        columns = {**_TYPES, **columns}
+        unknown = [name for name in only.split(",") if name not in columns]
+        if unknown:
+            near = nearest(unknown[0], columns, "the export without `columns` has them all")
+            raise ProblemError("invalid-parameter", f"columns: '{unknown[0][:40]}' is not a column; {near}")
+        columns = {name: columns[name] for name in only.split(",")}
     chunks = _WRITERS[format](_pages(store, first, read, columns), columns)
     return StreamingResponse(chunks, media_type=MEDIA_TYPES[format], headers=attached(f"{name}.{format}"))
 
@@ -101,7 +115,8 @@ def _cell(run: Run, column: str, figures: Mapping[str, object]) -> object:
     if column == "point":
         return json.dumps(run.point, ensure_ascii=False)
     if column in _TYPES:
-        return getattr(run, column)
+        value = getattr(run, column)
+        return " ".join(value) if isinstance(value, list) else value
     axis = column.removeprefix("axis.")
     return figures.get(column) if axis == column else run.point.get(axis)
 

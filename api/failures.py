@@ -4,8 +4,6 @@ Everything that the store, FastAPI or Starlette can raise has its problem here; 
 mistake of ours, logged under a number that the answer carries.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -26,41 +24,29 @@ from api.routes import pages
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
 from service.config.document import MAX_BYTES, Problem, SpecError, shortened
 from service.config.logs import about
-from service.db.errors import (
-    BadPageToken,
-    BadValue,
-    Conflict,
-    FilterError,
-    IdempotencyMismatch,
-    NotFound,
-    StaleAttempt,
-    StoreError,
-    StoreFull,
-    StoreOutage,
-    StoreUnavailable,
-    Unconfirmed,
-    UnusableDatabase,
-)
+from service.db import errors
+from service.output.bounded import Unanswerable
 from service.output.run_files import NoPredictions, NoTrace
 from service.specs.models import NoModel
 
 _logger = logging.getLogger(__name__)
 
 _PROBLEMS: dict[type, str] = {
-    NotFound: "not-found",
-    Conflict: "conflict",
-    StaleAttempt: "conflict",
-    IdempotencyMismatch: "idempotency-mismatch",
-    FilterError: "invalid-filter",
-    BadPageToken: "invalid-page-token",
-    StoreUnavailable: "unavailable",
-    Unconfirmed: "unconfirmed",
-    UnusableDatabase: "unavailable",
-    StoreFull: "storage-full",
+    errors.NotFound: "not-found",
+    errors.Conflict: "conflict",
+    errors.StaleAttempt: "conflict",
+    errors.IdempotencyMismatch: "idempotency-mismatch",
+    errors.FilterError: "invalid-filter",
+    errors.BadPageToken: "invalid-page-token",
+    errors.StoreUnavailable: "unavailable",
+    errors.Unconfirmed: "unconfirmed",
+    errors.UnusableDatabase: "unavailable",
+    errors.StoreFull: "storage-full",
     AnalysisError: "no-answer",
     NotComparable: "not-comparable",
     NoModel: "no-model",
     NoTrace: "no-trace",
+    Unanswerable: "unanswerable",
     NoPredictions: "no-predictions",
 }
 _GONE = "the client disconnected while sending the request"
@@ -70,8 +56,8 @@ _HTTP_PROBLEMS = {404: "not-found", 405: "method-not-allowed", 413: "body-too-la
 def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _answered(lambda error: error))
     app.add_exception_handler(SpecError, _answered(from_spec_error))
-    app.add_exception_handler(StoreError, _answered(_from_store_error))
-    for kind in (AnalysisError, NoModel, NoTrace, NoPredictions):
+    app.add_exception_handler(errors.StoreError, _answered(_from_store_error))
+    for kind in (AnalysisError, NoModel, NoTrace, NoPredictions, Unanswerable):
         app.add_exception_handler(kind, _answered(_without_answer))
     app.add_exception_handler(RequestValidationError, _answered(_from_invalid_request))
     app.add_exception_handler(ClientDisconnect, _answered(lambda _: ProblemError("malformed-request", _GONE)))
@@ -94,18 +80,19 @@ def _slug(error: Exception) -> str:
     raise error
 
 
-def _from_store_error(error: StoreError) -> ProblemError:
-    if isinstance(error, BadValue):
+def _from_store_error(error: errors.StoreError) -> ProblemError:
+    if isinstance(error, errors.BadValue):
         return invalid("invalid-body", f"body.{error.field}", error.message)
     slug = _slug(error)
-    if not isinstance(error, StoreOutage | UnusableDatabase):
+    if not isinstance(error, errors.StoreOutage | errors.UnusableDatabase):
         return ProblemError(slug, str(error))
     # The driver's words name hosts, users and files, which are not the sender's to know.
-    ours = str(error) if isinstance(error, Unconfirmed) else CATALOGUE[slug].title
-    driver = getattr(error.__cause__, "orig", error.__cause__) if isinstance(error, Unconfirmed) else error
+    unconfirmed = isinstance(error, errors.Unconfirmed)
+    ours = str(error) if unconfirmed else CATALOGUE[slug].title
+    driver = getattr(error.__cause__, "orig", error.__cause__) if unconfirmed else error
     _logger.warning("answered with %s: %s", slug, driver)
     headers = None
-    if not isinstance(error, StoreFull):
+    if not isinstance(error, errors.StoreFull):
         headers = {"Retry-After": str(getattr(error, "retry_after_s", RETRY_AFTER_S))}
     return ProblemError(slug, f"{ours}; the server's log says why", headers=headers)
 

@@ -5,8 +5,6 @@ update is sent the next as they are; one that has just come, or was too slow, ca
 pieces of bounded size, and then continues with the others. Whatever a follower does, it holds one piece.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

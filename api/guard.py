@@ -3,8 +3,6 @@
 Plain ASGI, because it is on the path of every request and must not buffer streams.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time
@@ -32,10 +30,11 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors "
 )
+"""Of the page, up to who may show it in a frame."""
 SECURITY_HEADERS = (
-    ("content-security-policy", CONTENT_SECURITY_POLICY),
+    ("content-security-policy", f"{CONTENT_SECURITY_POLICY}'none'"),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
     ("cross-origin-resource-policy", "same-origin"),
@@ -48,14 +47,18 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: RequestMetrics) -> None:
         self._app = app
         self._metrics = metrics
-        self._hosts = allowed_hosts(settings)
+        # None = any: a server on every address cannot know its names, but has a token, which no rebound page
+        # can send.
+        own = {settings.host.lower(), (settings.url.host or "").strip("[]").lower()}
+        self._hosts = None if settings.host in _WILDCARDS else LOOPBACK_NAMES | own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
         # Kept in the scope as well, for the handler of unforeseen errors, which is outside of the guard.
-        request_id = scope["request_id"] = _request_id(scope)
+        request_id = scope["request_id"] = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         with about(request_id=request_id):
             await self._guarded(scope, receive, send, request_id)
 
@@ -142,22 +145,6 @@ class Guard:
                 headers={"Connection": "close"},
             )
         return None
-
-
-def allowed_hosts(settings: Settings) -> frozenset[str] | None:
-    """Returns the names that the server answers to; None = any.
-
-    A server on every address cannot know its names, but has a token, which no rebound page can send.
-    """
-    if settings.host in _WILDCARDS:
-        return None
-    return LOOPBACK_NAMES | {settings.host.lower(), (settings.url.host or "").strip("[]").lower()}
-
-
-def _request_id(scope: Scope) -> str:
-    name = REQUEST_ID.lower().encode()
-    given = next((value for key, value in scope["headers"] if key == name), b"").decode("latin-1")
-    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _netloc(origin: str) -> str | None:

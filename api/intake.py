@@ -7,8 +7,6 @@ one waits behind it. A submission that was answered before is answered the same,
 files are like today does not matter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools
@@ -16,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from cachetools.func import ttl_cache
@@ -263,7 +262,7 @@ class Intake:
     ) -> NewExperiment:
         """`find_runs` False: the numbers of runs in the spec stand for others."""
         self.projects.refuse(caller, spec)
-        if light and not _is_light(spec):
+        if light and not (_is_light(spec) and _at_hand(roots)):
             raise _TooHeavy
         if problems := budget_problems(spec, self.store, self.catalogue):
             raise SpecError(problems)
@@ -335,6 +334,10 @@ def _replayed(earlier: Experiment | StoreError, request: _Request) -> tuple[Expe
     if not request.caller.visible.includes(earlier.project):
         return ReplayOfDeleted(str(request.idempotency_key), earlier.id)
     return earlier, False
+
+
+def _at_hand(roots: Roots) -> bool:
+    return all(isinstance(root, Path) for kind in ("data", "model") for root in roots(kind))
 
 
 def _is_light(spec: ExperimentSpec) -> bool:

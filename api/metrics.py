@@ -5,9 +5,10 @@ Schedulers and recorders have no port; what they measure comes from the store as
 Each application has its own registry, so that two in one process do not add up.
 """
 
-from __future__ import annotations
-
+import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from service.domain import process_metrics as stored
 from service.domain.process_metrics import FIGURES, MetricKind, MetricSamples, series_of
 from service.domain.states import ExperimentState
+from service.scheduling.cluster import NODE_STATES, Pool
 from service.scheduling.queue import Queue, pools_of
 from service.store import Store, StoreError
 
@@ -78,6 +80,10 @@ class ServiceCollector(Collector):
         queued = experiments.get(ExperimentState.queued, 0)
         yield GaugeMetricFamily("stillhouse_queue_length", "Experiments that wait to be claimed.", queued)
         pools = pools_of(self._queue.clusters(), self._queue.schedulers_alive(), self._store.clock())
+        yield from _of_nodes([pool for pool in pools if pool.reachable])
+        described = "Experiments with a driver whose runs wait for capacity, by pool."
+        waiting_at_work = dict.fromkeys((pool.pool for pool in pools), 0) | self._queue.waiting_for_capacity()
+        yield _gauge("stillhouse_experiments_waiting_for_capacity", described, "pool", waiting_at_work)
         alive = {each.pool: len(each.schedulers) for each in pools}
         described = "Schedulers with a recent heartbeat, by pool."
         yield _gauge("stillhouse_schedulers_alive", described, "pool", alive)
@@ -88,13 +94,43 @@ class ServiceCollector(Collector):
         oldest = {age.project: age.oldest_s for age in ages}
         described = "Time since the oldest experiment in the queue was queued, by project."
         yield _gauge("stillhouse_queue_age_seconds", described, "project", oldest)
+        described = "Work that runs in progress have done since their last checkpoint; the most, by project."
+        since_checkpoint = self._store.process_metrics.checkpoint_ages()
+        yield _gauge("stillhouse_checkpoint_age_seconds", described, "project", since_checkpoint)
+        described = "Connections of this process to the database; all of them are the most that it opens."
+        connections = self._store.database.connections()
+        yield _gauge("stillhouse_database_connections", described, "state", connections)
+        described = "Free space of the data folder; 0 where the folder cannot be reached."
+        free = _free_bytes(self._store.settings.data_dir)
+        yield GaugeMetricFamily("stillhouse_data_free_bytes", described, free)
         yield from _measured(series_of(self._store.process_metrics.figures()))
 
 
-def _gauge(name: str, described: str, label: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, described, labels=(label,))
+def _free_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _of_nodes(pools: Sequence[Pool]) -> Iterator[Metric]:
+    nodes = {(pool.pool, state): 0 for pool in pools for state in NODE_STATES}
+    devices: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+    for pool in pools:
+        for node in pool.nodes:
+            nodes[pool.pool, node.state] += 1
+            for kind, (total, free) in node.devices.items():
+                devices[pool.pool, kind, "in_use"] += total - free
+                devices[pool.pool, kind, "idle"] += free
+    yield _gauge("stillhouse_nodes", "Nodes of each pool's cluster, by state.", "pool state", nodes)
+    described = "CPUs and accelerators of nodes that are alive, by kind and state."
+    yield _gauge("stillhouse_devices", described, "pool kind state", devices)
+
+
+def _gauge(name: str, described: str, labels: str, values: Mapping[Any, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, described, labels=labels.split())
     for value, count in sorted(values.items()):
-        family.add_metric((str(value),), count)
+        family.add_metric([value] if isinstance(value, str) else value, count)
     return family
 
 
@@ -102,14 +138,18 @@ def _measured(series: Sequence[MetricSamples]) -> Iterator[Metric]:
     """Yields all figures, also those that nothing has been measured of: a dashboard asks for their names."""
     for info in FIGURES.values():
         family = _FAMILIES[info.kind](info.name, info.described, labels=info.labels)
+        uncounted = info.from_zero
         for each in series:
             if each.info is not info:
                 continue
             labels = [each.labels[name] for name in info.labels]
+            uncounted = [others for others in uncounted if others != labels]
             if isinstance(each.value, stored.Histogram):
                 family.add_metric(labels, buckets=list(each.value.buckets), sum_value=each.value.sum)
             else:
                 family.add_metric(labels, each.value)
+        for labels in uncounted:
+            family.add_metric(labels, 0.0)
         yield family
 
 

@@ -4,10 +4,7 @@ A token is looked up under its hash. Whatever changes users, members, projects o
 `forget`; what others change is seen a second later.
 """
 
-from __future__ import annotations
-
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -45,7 +42,6 @@ Identify = Callable[[Request], Identity | None]
 Raises `csrf-failed` for a change that the user's own page did not send.
 """
 
-
 KEPT_S = 1.0
 _MOST_KEPT = 10_000
 
@@ -58,10 +54,7 @@ class Principals:
         self._kept: dict[Hashable, tuple[float, Principal]] = {}
         self._pending: dict[Hashable, asyncio.Future[Principal]] = {}
 
-    async def of_token(self, text: str) -> Principal:
-        return await self.of_token_hash(hashlib.sha256(text.encode()).hexdigest())
-
-    async def of_token_hash(self, sha256: str) -> Principal:
+    async def of_token(self, sha256: str) -> Principal:
         def read() -> Principal:
             principal = self._store.people.principal_of_token(sha256)
             if principal.token_id is not None:

@@ -4,8 +4,6 @@
 `/problems/<slug>`, a path that this server serves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -179,6 +177,9 @@ _OTHER_PROBLEMS = (
     ("no-model", 409, "The run has no such checkpoint",
      "None has been saved, none was evaluated, or its files are damaged or not on this machine.",
      "Follow `detail`; the other of `best` and `last` may exist."),
+    ("unanswerable", 409, "What was sent cannot be answered",
+     "A file holds nothing that a task can read, a model takes no such texts, or others are being answered.",
+     "Follow `detail`."),
     ("no-trace", 409, "The run has no timeline",
      "It traces no steps, has not reached them yet, or its files are not on this machine.",
      "Follow `detail`; set `telemetry.trace_steps` in the spec for a timeline, `telemetry.profile_steps` for "

@@ -54,7 +54,7 @@ import numpy as np
 from benchmarks import blocks, families, winners
 from benchmarks.options import Benchmark
 from benchmarks.simulated import open_store, sweep
-from service.analysis.claims import compare
+from service.analysis.claims import Family
 from service.analysis.question import Question
 from service.analysis.run_table import RunTable
 from service.config.settings import Settings
@@ -204,7 +204,7 @@ def measure_rates(pairs: int) -> dict[str, Any]:
     for number in range(pairs):
         seeds, pairing, noise = kinds[number % len(kinds)]
         a, b = _pair(generator, seeds, pairing, noise)
-        claim = compare("t", a, b, better="lower")
+        claim = Family("t", {"a": a, "b": b}, better="lower").claim("a", "b")
         wrong = claim.verdict != "undecided"
         holds = claim.low <= 0.0 <= claim.high
         false += wrong
@@ -213,7 +213,8 @@ def measure_rates(pairs: int) -> dict[str, Any]:
         tally[0] += 1
         tally[1] += wrong
         tally[2] += holds
-        apart = compare("t", {seed: value + 1.0 for seed, value in a.items()}, b, better="lower", margin=1.0)
+        later = {seed: value + 1.0 for seed, value in a.items()}
+        apart = Family("t", {"a": later, "b": b}, better="lower", margin=1.0).claim("a", "b")
         equivalent += apart.verdict == "equivalent"
     for kind, (count, wrong_of, held) in by_kind.items():
         print(f"{kind:32} false {wrong_of / count:.3f}  covered {held / count:.3f}  ({count} pairs)")

@@ -93,7 +93,7 @@ def measure(sweeps: LocalSweeps, given: argparse.Namespace) -> dict[str, Any]:
     for _ in range(given.rounds):
         alone.append(ended(sweeps, spec)[0])
         blocker = sweeps.submit(blocking)
-        sweeps.wait_for(lambda blocker=blocker: trains(sweeps.store, blocker))  # type: ignore[misc]
+        assert sweeps.wait_for(lambda blocker=blocker: trains(sweeps.store, blocker))  # type: ignore[misc]
         behind = sweeps.submit(spec)
         waited += runs_of(sweeps.store, sweeps.wait(behind))
         sweeps.wait(blocker)

@@ -161,7 +161,7 @@ def layers(inputs: int, outputs: int) -> dict[str, nn.Module]:
 
 def layer_is_exact(built: Mapping[str, nn.Module], x: torch.Tensor) -> bool:
     """Returns whether packed layers equal the arithmetic that training simulates."""
-    from cuda_ext import binary
+    from tests.cuda_ext.binary_reference import reference_weight_linear
 
     packed: Any = built["xnor"]
     linear: Any = built["fp32"]
@@ -169,7 +169,7 @@ def layer_is_exact(built: Mapping[str, nn.Module], x: torch.Tensor) -> bool:
     levels = torch.where(x >= packed.threshold, 1.0, -1.0)
     simulated = nn.functional.linear(levels, torch.where(signs, 1.0, -1.0)) * packed.factor + packed.bias
     few: Any = built["weight_only"]
-    reference = binary.reference_weight_linear(x[:4], signs, few.factor, few.bias)
+    reference = reference_weight_linear(x[:4], signs, few.factor, few.bias)
     return torch.equal(packed(x), simulated) and torch.equal(few(x[:4]), reference)
 
 

@@ -5,8 +5,9 @@
     python -m benchmarks.gpu_suite --parts trainer --wheels build/wheels
 
 Parts are `build` (kernels, registers and spills), `adan` (`benchmarks.optimizer`), `tests` (`tests/gpu` and
-`tests/cuda_ext`), `trainer` (`benchmarks.trainer`), `encoders` (`benchmarks.encoders`), `sanitise`
-(compute-sanitizer) and `service` (`benchmarks.gpu_sweep`, where Ray is installed).
+`tests/cuda_ext`), `trainer` (`benchmarks.trainer`), `encoders` (`benchmarks.layer_kernels` and
+`benchmarks.encoders`), `sanitise` (compute-sanitizer) and `service` (`benchmarks.gpu_sweep`, where Ray is
+installed).
 
 Each part is complete in itself and writes `<part>.json` to the output folder after each of its steps: device,
 driver, versions, date, how each step went, its figures, and the targets of an H200 with whether they are met.
@@ -201,9 +202,12 @@ def trainer_steps(here: Here) -> tuple[list[Step], list[str]]:
 
 
 def encoder_steps(here: Here) -> tuple[list[Step], list[str]]:
-    """The ratios of our encoders on the GPU."""
+    """The kernels of a layer, and the ratios of our encoders on the GPU."""
     size = [*_smoke(here), "--cuda-only"] if here.gpu else ["--smoke"]
-    return [Step("encoders", _python("benchmarks.encoders", *size), result=True)], []
+    return [
+        Step("layer_kernels", _python("benchmarks.layer_kernels", *_smoke(here)), result=True),
+        Step("encoders", _python("benchmarks.encoders", *size), result=True),
+    ], []
 
 
 SANITISERS = ("memcheck", "racecheck", "initcheck")
@@ -366,7 +370,7 @@ PARTS: dict[str, Part] = {
         ),
         Part(
             name="encoders",
-            does="compare the encoders of BERT-base in bf16 at up to 512 tokens",
+            does="time the kernels of a layer, and compare encoders of BERT-base in bf16 at up to 512 tokens",
             steps=encoder_steps,
             targets=encoder_targets,
             trains=True,

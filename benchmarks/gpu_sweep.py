@@ -21,11 +21,13 @@ from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
 from benchmarks.trainer import pricing_of
 from service.analysis.comparison import compare
+from service.analysis.run_table import RunTable
+from service.domain.metrics import Metric
 from service.specs.experiment import validate
 from trainers.reporting import Provenance
 
 BENCHMARK = Benchmark("gpu-sweep", __doc__, fields=("rows", "counted"))
-METRICS = ("total_time_s", "energy_kwh", "samples_per_s")
+METRICS = (Metric("total_time_s", "lower"), Metric("energy_kwh", "lower"), Metric("samples_per_s", "higher"))
 
 
 def fields(hardware: str, *, on_gpu: bool, steps: int) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def compared(sweeps: LocalSweeps, spec: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of a sweep's comparison, after its end."""
     experiment = sweeps.wait(sweeps.submit(spec))
     runs = sweeps.store.runs.page(experiment_id=experiment.id, page_size=100).items
-    found = compare(runs, by=("precision",), metrics=METRICS)
+    table = RunTable((experiment,), tuple(runs))
+    found = compare(table.runs, ("precision",), METRICS, table.column)
     return [
         {
             **row.point,

@@ -1,11 +1,13 @@
-"""A real service on this machine for benchmarks: SQLite, a scheduler, and Ray with two CPUs."""
+"""A real service on this machine for benchmarks: a database, a scheduler, and Ray."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from service.specs.experiment import validate
 from service.store import NewExperiment, Store
 from trainers.data.synthetic import write_corpus
 
-_TIMEOUT_S = 900.0
+_TIMEOUT_S = 480.0
 _TINY: Mapping[str, Any] = {
     "name": "benchmark",
     "model": {"name": "tiny"},
@@ -39,11 +41,13 @@ class LocalSweeps:
         store: the database.
         texts: folder of the corpus.
         address: of the Ray head.
+        jobs: its jobs: the drivers of the experiments.
     """
 
     store: Store
     texts: Path
     address: str
+    jobs: DashboardRayJobs
 
     def submit(self, fields: Mapping[str, Any]) -> Experiment:
         """Submits a sweep of tiny runs; fields replace the spec's."""
@@ -58,50 +62,79 @@ class LocalSweeps:
         """Waits until an experiment has succeeded.
 
         Raises:
-            SystemExit: it did not.
+            SystemExit: it did not; with its events and the end of its driver's log.
         """
-        self.wait_for(lambda: self.store.experiments.get(experiment.id).state in TERMINAL_EXPERIMENT_STATES)
+        in_time = self.wait_for(
+            lambda: self.store.experiments.get(experiment.id).state in TERMINAL_EXPERIMENT_STATES
+        )
         ended = self.store.experiments.get(experiment.id)
-        if ended.state is not ExperimentState.succeeded:
-            sys.exit(f"experiment {ended.id} is {ended.state}: {ended.failure_message}")
-        return ended
+        if in_time and ended.state is ExperimentState.succeeded:
+            return ended
+        for event in self.store.experiments.events(ended.id):
+            print(event.at_s, event.run_id, event.kind, event.message)
+        if ended.submission_id is not None:
+            print(self.jobs.logs(ended.submission_id)[-6000:])
+        sys.exit(f"experiment {ended.id} is {ended.state}: {ended.failure_message}")
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition.
-
-        Raises:
-            SystemExit: it never held.
-        """
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Waits for a condition for some minutes; returns whether it held."""
         deadline = time.monotonic() + _TIMEOUT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                sys.exit("the sweep did not get there in time")
+        while not (held := condition()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        return held
 
 
 @contextmanager
-def local_sweeps(folder: Path, *, train: int = 128) -> Iterator[LocalSweeps]:
+def local_sweeps(
+    folder: Path, *, train: int = 128, database_url: str | None = None, num_cpus: int = 2
+) -> Iterator[LocalSweeps]:
     """A service with its data in a folder, ended with the block.
 
     Args:
         folder: empty.
         train: training texts of the corpus.
+        database_url: database without tables; None = a SQLite file in the folder.
+        num_cpus: that Ray counts.
     """
     write_corpus(folder / "texts", train=train, test=32, seed=0)
-    settings = Settings(data_dir=folder / "data", data_roots=str(folder), offline=True)
-    with LocalRay.start(settings, num_cpus=2) as cluster:
+    settings = Settings(
+        data_dir=folder / "data", data_roots=str(folder), offline=True, database_url=database_url
+    )
+    with LocalRay.start(settings, num_cpus=num_cpus) as cluster:
         # In the environment that this set, and not by two threads at once: the scheduler's and a benchmark's.
         import ray  # noqa: F401
 
         settings = settings.model_copy(update={"ray_dashboard_url": cluster.dashboard_url})
-        store = Store.open(settings, migrate=True)
+        store, jobs = Store.open(settings, migrate=True), DashboardRayJobs(cluster.dashboard_url)
         stop = threading.Event()
-        scheduler = Scheduler(store, Queue(store), DashboardRayJobs(cluster.dashboard_url), settings)
+        scheduler = Scheduler(store, Queue(store), jobs, settings)
         thread = threading.Thread(target=scheduler.run, args=(stop,))
         thread.start()
         try:
-            yield LocalSweeps(store, folder / "texts", cluster.address)
+            yield LocalSweeps(store, folder / "texts", cluster.address, jobs)
         finally:
             stop.set()
             thread.join()
             store.close()
+
+
+def start_node(
+    head: str, address: str, *options: str, cpus: int = 1, within: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """A node of this machine that joins a cluster; on SIGTERM it drains for up to two minutes.
+
+    `within` is a command that executes the one it is given.
+    """
+    command = [
+        *within,
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options),
+        *("--address", head, "--node-ip-address", address, "--num-cpus", str(cpus)),
+        *("--object-store-memory", str(100 * 2**20), "--disable-usage-stats"),
+        *("--min-worker-port", "0", "--max-worker-port", "0"),
+    ]
+    environment = {
+        **os.environ,
+        "RAY_raylet_start_wait_time_s": "180",  # A busy machine needs more than the 30 s that Ray gives it.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "120",
+    }
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)

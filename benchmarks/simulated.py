@@ -144,7 +144,7 @@ def _simulate(
 ) -> float:  # fmt: skip
     """One run; returns its seconds."""
     began = clock.now
-    attempt = store.attempts.open(run.id, attempt_of, node="here", pid=1)
+    attempt = store.attempts.open(run.id, attempt_of)
     store.attempts.run_started(run.id, attempt, total_steps=200, resumed_from_step=0, facts=FACTS)
     size = int(run.point.get("batch.global_size", 16))
     luck = float(np.random.default_rng(1000 + run.seed).normal(0.0, 0.004))

@@ -30,7 +30,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from typing_extensions import override
 
 from benchmarks.options import Benchmark
 from trainers.config import RunConfig
@@ -41,7 +40,7 @@ from trainers.loop import assembly, run_worker
 from trainers.loop.trainer import Trainer
 from trainers.models import origin, student
 from trainers.process import reset_process
-from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.reporting import NeverStop, NullSink, RunHistory
 from trainers.telemetry.flops import tally
 from trainers.telemetry.gradient_noise import EVERY_STEPS, NoiseSource, StepNorms
 from trainers.telemetry.heartbeat import HeartbeatFile
@@ -69,7 +68,6 @@ class SwitchedTimeline(Timeline):
 
     on = True
 
-    @override
     def enter(self, phase: Phase) -> None:
         if self.on:
             super().enter(phase)
@@ -78,7 +76,6 @@ class SwitchedTimeline(Timeline):
 class Stand(Device):
     """Shows a GPU's numbers at once: the cost of ours without the driver's."""
 
-    @override
     def sample(self) -> DeviceSample:
         return DeviceSample(time.perf_counter(), 500.0, 97.0, 41.0, 38_420.0, 1980.0, 3201.0, 61.0)
 
@@ -108,7 +105,12 @@ def measure(pairs: int = PAIRS) -> dict[str, Any]:
             mock.patch.object(student, "build", _with_published_vocabulary),
         ):
             trainer = assembly.assemble(
-                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+                config,
+                NullSink(),
+                NeverStop(),
+                history=RunHistory(),
+                began_s=began_s,
+                instruments=instruments,
             )
             assert isinstance(trainer, SwitchedTrainer)
             return _measure(trainer, Ticks(folder), pairs)

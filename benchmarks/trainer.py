@@ -18,10 +18,10 @@ The last line is one JSON object. `cells` has one row per finished cell, timed a
 passes of `fused_graphs` are recorded before the first step: `step_ms` and its quartiles over groups of ten
 steps, `parts_ms` by phase, `examples_per_s`, `launches_per_step`, `host_gap_pct` (share of the profiled
 window in which no kernel ran; profiling slows the host, and the window's steps are read at once, so this is
-an upper bound), `mfu_pct`, `joules_per_example` by the GPU's counter (`energy_error_pct`: one refresh of
-the counter relative to the window) and `peak_memory_mib`. `not_run` names the missing cells, `failed` those
-that ended in an error. `targets` judges the cells of an H200; the time of three epochs is that of 75,000
-examples at the measured rate.
+an upper bound), the `kernels` that take most of it, `mfu_pct`, `joules_per_example` by the GPU's counter
+(`energy_error_pct`: one refresh of the counter relative to the window) and `peak_memory_mib`. `not_run` names
+the missing cells, `failed` those that ended in an error. `targets` judges the cells of an H200; the time of
+three epochs is that of 75,000 examples at the measured rate.
 
 Without a GPU, the cells are those of the smallest model that a CPU can run. What comes before the device is
 rehearsed for every cell at its real size: `rehearsed` counts configurations, models and batches.
@@ -64,7 +64,7 @@ from trainers.entrypoint import train
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.models import origin, student
 from trainers.process import reset_process
-from trainers.reporting import NeverStop, NullSink, Point
+from trainers.reporting import Measurement, NeverStop, NullSink, Point
 from trainers.tasks import base
 from trainers.tasks.base import Prepared
 from trainers.telemetry.profiling import WARM_STEPS
@@ -321,10 +321,16 @@ class Meter:
 
 
 class _Steps(NullSink):
-    """Reads a meter after each report of a run."""
+    """Reads a meter after each report of a run, and keeps the kernels of its profiled window."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
+        self.kernels: dict[str, dict[str, float]] = {}
+
+    def measurement(self, measurement: Measurement) -> None:
+        kind, _, name = measurement.scope.partition(":")
+        if kind == "kernel" and measurement.name in ("kernel_ms_per_step", "launches_per_step"):
+            self.kernels.setdefault(name, {})[measurement.name] = round(measurement.value, 3)
 
     def points(self, points: Sequence[Point]) -> None:
         for point in points:
@@ -334,7 +340,8 @@ class _Steps(NullSink):
 
 def ours(config: RunConfig, place: Workplace, meter: Meter) -> dict[str, Any]:
     """Trains a cell of one of our encoders; returns what its own telemetry measured."""
-    summary = train(config, _Steps(meter), NeverStop()).summary
+    steps = _Steps(meter)
+    summary = train(config, steps, NeverStop()).summary
     timed = place.size.steps - place.size.profiled
     figures: dict[str, Any] = {
         "parts_ms": {
@@ -345,6 +352,7 @@ def ours(config: RunConfig, place: Workplace, meter: Meter) -> dict[str, Any]:
         "peak_memory_mib": summary["peak_memory_mib"],
         "mfu_pct": summary.get("mfu_pct"),
         "launches_per_step": summary.get("kernel_launches_per_step"),
+        "kernels": steps.kernels,
     }
     active = summary.get("kernel_active_ratio")
     figures["host_gap_pct"] = None if active is None else 100.0 * (1.0 - float(active))

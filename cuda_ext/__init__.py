@@ -14,7 +14,6 @@ Names are imported when they are first used: `import cuda_ext` alone loads neith
 
 from collections.abc import Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,50 +31,28 @@ if TYPE_CHECKING:
     from cuda_ext.native import IMPLEMENTATIONS, Availability, availability, counters
     from cuda_ext.parity import ParityRecord, measure_parity
 
-__all__ = [
-    "BYTES",
-    "IMPLEMENTATIONS",
-    "MASTERS",
-    "MASTER_BYTES",
-    "MOMENTS",
-    "Adan",
-    "AdanError",
-    "Availability",
-    "BuildError",
-    "ConfigurationError",
-    "HyperParameterError",
-    "LayoutError",
-    "ParityRecord",
-    "SparseGradientError",
-    "StateDictError",
-    "TensorMismatchError",
-    "availability",
-    "counters",
-    "measure_parity",
-]
-
-MASTERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"fp32": ("fp16", "bf16"), "split": ("bf16",)})
+MASTERS: Mapping[str, tuple[str, ...]] = {"fp32": ("fp16", "bf16"), "split": ("bf16",)}
 """Kinds of fp32 masters, and the 16-bit parameter formats that each can complete."""
 
 MOMENTS = ("fp32", "bf16")  # Formats of the moments m and v; n is always fp32
 
-BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2})  # Bytes of an element
+BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}  # Bytes of an element
 
-MASTER_BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "split": 2})
-"""Bytes per parameter of each kind of masters."""
+MASTER_BYTES: Mapping[str, int] = {"fp32": 4, "split": 2}  # Bytes per parameter of each kind of masters
 
-_HOME = {
-    "Adan": "adan",
-    "IMPLEMENTATIONS": "native",
-    "Availability": "native",
-    "availability": "native",
-    "ParityRecord": "parity",
-    "measure_parity": "parity",
-    "counters": "native",
-}
+_HOMES = {
+    "adan": ("Adan",),
+    "errors": (
+        "AdanError", "BuildError", "ConfigurationError", "HyperParameterError", "LayoutError",
+        "SparseGradientError", "StateDictError", "TensorMismatchError",
+    ),
+    "native": ("IMPLEMENTATIONS", "Availability", "availability", "counters"),
+    "parity": ("ParityRecord", "measure_parity"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'cuda_ext' has no attribute {name!r}")
-    return getattr(import_module(f"cuda_ext.{_HOME.get(name, 'errors')}"), name)
+    return getattr(import_module(f"cuda_ext.{home}"), name)

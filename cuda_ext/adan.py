@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 A 16-bit parameter is completed to fp32 by a master tensor, or by 16 remainder bits next to a bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

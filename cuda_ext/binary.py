@@ -1,20 +1,22 @@
 """Products with packed binary weights: one bit a weight, on the CPU and on CUDA.
 
-| function | activations | sum |
+| `stillhouse::` | activations x (..., K) in float32 or bfloat16 | sum |
 |---|---|---|
-| `binary_linear` | compared with a threshold: {-a, a} or {0, a} | XNOR and popcount |
-| `binary_weight_linear` | float32 or bfloat16 | additions and subtractions |
+| `binary_linear` | q of {-1, 1} or {0, 1} by whether x >= threshold | XNOR and popcount |
+| `binary_weight_linear` | as they are | additions and subtractions |
+
+`scale`, (1,) or (N,) fp32, is the weights' times the activations', and `threshold` (1,) or (K,) fp32; with
+`positives` of `positives_of` q is of {0, 1}.
 
 `pack` lays weights of -1 and +1 out in panels of 16 outputs, (panels, words, 16) int32: bit j of word w of an
 output is its weight of input 32 w + j, 1 for +1.
 
 Results are y = sum * scale + bias in fp32, rounded twice, then stored in the format of the activations.
-Integer sums are exact below 2^24 inputs; sums of float activations have one order in every kernel, that of
-`reference_weight_linear`. The fastest CPU kernels run, or those named in `STILLHOUSE_CPU_CAPABILITY`:
-`scalar`, `neon`, `avx2` or `avx512` (with VPOPCNTDQ).
+Integer sums are exact below 2^24 inputs; sums of float activations have one order in every kernel: 32 inputs
+as eight groups of four, a group from left to right, the groups as a tree, and then the next 32. The fastest
+CPU kernels run, or those named in `STILLHOUSE_CPU_CAPABILITY`: `scalar`, `neon`, `avx2` or `avx512` (with
+VPOPCNTDQ).
 """
-
-from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -40,10 +42,6 @@ def require(device_type: str) -> None:
                 lambda x, *others: x.new_empty((*x.shape[:-1], others[-1])),  # the last is `outputs`
             )
         _registered = True
-
-
-def why_unavailable(device_type: str) -> str | None:
-    return native.why_unavailable(device_type, require)
 
 
 def capability() -> str:
@@ -82,61 +80,6 @@ def pack(signs: Tensor) -> Tensor:
     return bits.flatten().view(torch.int32).view(panels, PANEL, words).transpose(1, 2).contiguous()
 
 
-def unpack(weight: Tensor, outputs: int, inputs: int) -> Tensor:
-    panels, words, _ = weight.shape
-    bits = weight.transpose(1, 2).contiguous().view(torch.uint8).view(panels * PANEL, words * 4, 1)
-    places = torch.arange(8, dtype=torch.uint8, device=weight.device)
-    return (bits >> places & 1).bool().view(panels * PANEL, words * WORD_BITS)[:outputs, :inputs]
-
-
 def positives_of(signs: Tensor) -> Tensor:
     """Returns the (N,) int32 counts of +1 in bool signs (N, K), which {0, a} activations need."""
     return signs.sum(1, dtype=torch.int32)
-
-
-def binary_linear(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    threshold: Tensor,
-    *,
-    outputs: int,
-    bias: Tensor | None = None,
-    positives: Tensor | None = None,
-) -> Tensor:
-    """Returns sum(w q) scale + bias, (..., N), with q of {-1, 1} or {0, 1} by whether x >= threshold.
-
-    Args:
-        x: (..., K) float32 or bfloat16.
-        scale: (1,) or (N,) fp32: the weights' scale times the activations'.
-        threshold: (1,) or (K,) fp32.
-        positives: Of `positives_of`, for activations of {0, 1}; None = {-1, 1}.
-    """
-    result: Tensor = torch.ops.stillhouse.binary_linear(x, weight, positives, scale, bias, threshold, outputs)
-    return result
-
-
-def binary_weight_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, *, outputs: int, bias: Tensor | None = None
-) -> Tensor:
-    """Returns sum(w x) scale + bias, (..., N), with weights of -1 and +1; see `binary_linear`."""
-    result: Tensor = torch.ops.stillhouse.binary_weight_linear(x, weight, scale, bias, outputs)
-    return result
-
-
-def reference_weight_linear(x: Tensor, signs: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Returns `binary_weight_linear` of bool signs (N, K) by PyTorch's additions, in the same order."""
-    inputs = signs.shape[1]
-    words = -(-inputs // WORD_BITS)
-    padding = (0, words * WORD_BITS - inputs)
-    terms = torch.where(signs, 1.0, -1.0) * x.float()[..., None, :]
-    padded = torch.nn.functional.pad(terms, padding)
-    a, b, c, d = padded.reshape((*padded.shape[:-1], words, 8, 4)).unbind(-1)
-    groups = ((a + b) + c) + d
-    pairs = groups[..., 0::2] + groups[..., 1::2]
-    halves = pairs[..., 0::2] + pairs[..., 1::2]
-    total = x.new_zeros((*x.shape[:-1], signs.shape[0]), dtype=torch.float32)
-    for word in range(words):
-        total = total + (halves[..., word, 0] + halves[..., word, 1])
-    scaled = total * scale
-    return (scaled if bias is None else scaled + bias).to(x.dtype)

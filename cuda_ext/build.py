@@ -8,8 +8,6 @@ The cache is `$STILLHOUSE_KERNEL_CACHE`, else `$XDG_CACHE_HOME/stillhouse/kernel
 version. `TORCH_CUDA_ARCH_LIST` chooses targets; `FORCE_CUDA=1` builds the CUDA library where no GPU is.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib
@@ -196,7 +194,6 @@ def nvcc() -> str:
 
 @functools.cache
 def toolkit(nvcc_path: str) -> tuple[Path, str]:
-    """Root folder and release (`13.0`) of an nvcc's toolkit."""
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cu"
         probe.touch()
@@ -343,22 +340,16 @@ def _compile(plan: Plan, path: Path) -> None:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(compile_unit, plan.units, outputs))
         linked = Path(folder) / path.name
-        _run([*shlex.split(compiler()), "-shared", *map(str, outputs), "-o", str(linked), *plan.link])
+        run([*shlex.split(compiler()), "-shared", *map(str, outputs), "-o", str(linked), *plan.link])
         linked.replace(path)  # atomic: a reader sees the whole library or none
 
 
 def compile_unit(unit: Unit, output: Path) -> str:
-    """Returns the compiler's output."""
     command = shlex.split(unit.compiler)
-    return _run([*command, *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)])
+    return run([*command, *unit.flags, "-c", str(SOURCES / unit.source), "-o", str(output)])
 
 
-def assemble_unit(unit: Unit, output: Path) -> str:
-    """Assembles a CUDA unit of one target without its host part; returns the assembler's output."""
-    return _run([unit.compiler, *unit.flags, "-cubin", str(SOURCES / unit.source), "-o", str(output)])
-
-
-def _run(command: list[str]) -> str:
+def run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     printed = done.stdout + done.stderr
     if done.returncode != 0:

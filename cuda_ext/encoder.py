@@ -5,8 +5,6 @@ mask is Philox4x32-10 with the seed as key and (element, offset) as counter (`cs
 on every device; its rate is met to 2^-17. Sums are fp32 for 16-bit activations.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,13 +47,6 @@ def require(device_type: str) -> None:
 
 def why_unavailable(device_type: str) -> str | None:
     return native.why_unavailable(device_type, require)
-
-
-def rows_done() -> tuple[int, int]:
-    """Rows that the CPU kernels processed in this process, forward and backward."""
-    require("cpu")
-    forward, backward = torch.ops.stillhouse.encoder_counters()
-    return forward, backward
 
 
 def fresh_seeds(count: int) -> Tensor:

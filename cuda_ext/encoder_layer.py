@@ -7,8 +7,6 @@ Under autocast, weights and their gradients are converted by one kernel each. Dt
 the parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

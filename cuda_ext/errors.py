@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-
 class AdanError(Exception):
     """Base of everything that `cuda_ext` raises on purpose."""
 

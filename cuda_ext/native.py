@@ -4,14 +4,11 @@
 library carries the schemas and the CPU kernels, a second one the CUDA kernels.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -22,9 +19,7 @@ from cuda_ext.errors import BuildError
 IMPLEMENTATIONS = ("single_unfused", "multi_unfused", "single_fused", "multi_fused")
 """Slowest to fastest; all give the same result to rounding."""
 
-UNFUSED_TWIN: Mapping[str, str] = MappingProxyType(
-    {"single_fused": "single_unfused", "multi_fused": "multi_unfused"}
-)
+UNFUSED_TWIN: Mapping[str, str] = {"single_fused": "single_unfused", "multi_fused": "multi_unfused"}
 """What runs in place of a fused implementation that cannot."""
 
 _lock = threading.Lock()

@@ -4,12 +4,10 @@ The reference is the oracle of every test and parity record: written from the ma
 time, sharing no code with the implementations that it judges.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -109,9 +107,6 @@ class ParityRecord:
     kernels_ran: dict[str, int]  # Counters of the kernels during these steps
     torch_version: str
     recorded_at_s: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def measure_parity(

@@ -12,5 +12,5 @@ The packages, from what all others use to what people use; each imports only tho
 - `recording`, `workers`, `driving`: an experiment at work, from worker to database
 - `analysis`: which configuration wins, by how much, and how sure that is
 - `output`: reports, model folders, cards and traces
-- `client`, `cli`, `local`: how people reach it, and a whole service on one machine
+- `client`, `cli`: how people reach it; `local`, `manifests`: a service on one machine, and on Kubernetes
 """

@@ -25,11 +25,12 @@ from service.db.engine import Database
 from service.db.schema import accepted_writers, metadata, projects
 from service.scheduling.queue import Queue
 from service.store import Store
-from tests.execution.cluster import add_node, local_ray, running, texts
+from tests.execution.cluster import add_node, local_ray, running, storage_url, texts
 from tests.progress import Progress, is_open
 from tests.quick import left_out, quick
+from tests.thorough import mark
 
-__all__ = ["add_node", "local_ray", "running", "texts"]
+__all__ = ["add_node", "local_ray", "running", "storage_url", "texts"]
 
 _numbers = itertools.count()
 
@@ -70,11 +71,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("quick") and left_out(collection_path) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let what needs Ray begin, and start the session's cluster before anything imports Ray.
+    """Mark variants, let what needs Ray begin, and start the session's cluster before anything imports Ray.
 
     Ray reads how it authenticates when it is imported.
     """
+    mark(items)
     if config.getoption("quick"):
         kept = set(selection := quick(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])

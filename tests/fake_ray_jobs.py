@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
@@ -46,6 +46,10 @@ class FakeRayJobs(DashboardRayJobs):
         if found.job.state is JobState.pending and found.looked_at > 1:
             found.job = replace(found.job, state=JobState.running)
         return found.job
+
+    def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
+        self._check()
+        return {id: job for id in submission_ids if (job := self.status(id)) is not None}
 
     def stop(self, submission_id: str) -> None:
         self._check()

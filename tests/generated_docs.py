@@ -21,7 +21,7 @@ from api.problems import CATALOGUE, SPEC_PROBLEMS, ProblemDocument, ProblemType
 from service.config.hardware import CATALOGUE as DEVICES
 from service.config.hardware import Hardware
 from service.domain.access import Action, Principal, Role, Scope, UserKind
-from service.domain.failures import retry_rule
+from service.domain.failures import INFRASTRUCTURE_LIMIT, FailureCounts, decide_retry
 from trainers.config import Precision
 from trainers.errors import FailureClass
 
@@ -71,6 +71,16 @@ def errors_page() -> str:
         ),
     )
     return "\n\n".join(sections) + "\n"
+
+
+def retry_rule(failure: FailureClass) -> str:
+    first = FailureCounts(own=1, infrastructure=1)
+    if failure is FailureClass.preempted:
+        return "yes, not counted"
+    if decide_retry(failure, first, max_restarts=0, progressed=False).retry:
+        return f"yes, up to {INFRASTRUCTURE_LIMIT} times, counted separately from the run's own failures"
+    counted = decide_retry(failure, first, max_restarts=1, progressed=False).retry
+    return "up to `max_restarts` times" if counted else "no"
 
 
 def _example() -> object:

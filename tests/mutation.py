@@ -79,7 +79,7 @@ ROOMS = {
         tuple(
             f"service/analysis/{name}.py"
             for name in (
-                "cells", "comparison", "drift", "more_seeds", "ranking", "rows",
+                "cells", "comparison", "drift", "ranking", "rows",
             )
         ),
         ("tests/service/analysis",),
@@ -108,7 +108,7 @@ ROOMS = {
         (
             "adopt_lapsed", "check_experiment_attempt", "clear_waiting", "close_placements", "end_attempt",
             "end_open_attempts", "lapsed", "move_experiment", "move_run", "move_runs", "open_attempt",
-            "set_waiting", "settle_attempts", "settle_open_attempts", "withdraw_lapsed",
+            "set_waiting", "settle_attempts", "withdraw_lapsed",
         ),
         ("tests/conformance/test_fences.py::test_no_update_of_an_attempt_or_a_lease_goes_untested",),
     ),

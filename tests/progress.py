@@ -13,7 +13,7 @@ EVERY_S = 30.0
 
 
 class Progress:
-    """Counts tests as they end, and writes a line every half minute, while it collects them too."""
+    """Counts tests as they end, and writes a line every half minute and of each that fails."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +31,9 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.ended += report.when == "teardown"
-        self.failed += report.failed
+        if report.failed:
+            self.failed += 1
+            os.write(DESCRIPTOR, f"{self.name}: {report.nodeid} failed\n".encode())
         self.write()
 
     def write(self) -> None:

@@ -11,7 +11,9 @@ import pytest
 from tests import progress
 
 
-def test_a_line_is_written_twice_a_minute_from_collecting_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_written_twice_a_minute_from_collecting_to_the_end_and_of_each_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     ours, theirs = os.pipe()
@@ -25,7 +27,9 @@ def test_a_line_is_written_twice_a_minute_from_collecting_to_the_end(monkeypatch
     clock.now_s = 65.0
     one.pytest_runtest_logstart()
     for when in ("setup", "call", "teardown"):
-        one.pytest_runtest_logreport(cast(Any, SimpleNamespace(when=when, failed=when == "call")))
+        one.pytest_runtest_logreport(
+            cast(Any, SimpleNamespace(nodeid="tests/a.py::b", when=when, failed=when == "call"))
+        )
     clock.now_s = 100.0
     one.pytest_runtest_logstart()
     os.close(theirs)
@@ -33,5 +37,6 @@ def test_a_line_is_written_twice_a_minute_from_collecting_to_the_end(monkeypatch
         assert lines.read().splitlines() == [
             "test-fast: collecting tests after 0 min 31 s",
             "test-fast: 0 of 1,200 tests after 1 min 5 s",
+            "test-fast: tests/a.py::b failed",
             "test-fast: 1 of 1,200 tests, 1 failed after 1 min 40 s",
         ]

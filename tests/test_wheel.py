@@ -30,7 +30,7 @@ settings = Settings()
 Store.open(settings, migrate=True).close()
 with TestClient(api.app.create_app(settings), base_url="http://127.0.0.1") as client:
     page = client.get("/")
-    scripts = ["/static/app.js", "/static/views/experiments.js"]
+    scripts = ["/static/app.js", "/static/views/experiments.js", "/static/vendor/preact.js"]
     print(json.dumps({
         "from": [module.__file__ for module in (api, cuda_ext, service, stillhouse, trainers)],
         "page": [page.status_code, page.text],
@@ -73,7 +73,7 @@ def built(folder: Path) -> Path:
     """A wheel of a copy, so that nothing is written into the checkout."""
     source = folder / "source"
     ignored = shutil.ignore_patterns("__pycache__", "_built")
-    for name in (*PACKAGES, "examples"):
+    for name in (*PACKAGES, "examples", "docker"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE", "stillhouse.py"):
         shutil.copy(ROOT / name, source)
@@ -103,14 +103,24 @@ def installed(installation: Installation) -> dict[str, Any]:
 def test_every_file_of_the_packages_and_examples_is_in_the_wheel(installation: Installation) -> None:
     prefix = "stillhouse-0.1.0.data/data/share/stillhouse/"
     found = {name.removeprefix(prefix) for name in zipfile.ZipFile(installation.wheel).namelist()}
-    files = (path for name in (*PACKAGES, "examples") for path in (ROOT / name).rglob("*") if path.is_file())
+    folders = (*PACKAGES, "examples", "docker/prometheus", "docker/grafana/dashboards")
+    files = (path for name in folders for path in (ROOT / name).rglob("*") if path.is_file())
     wanted = {
         path.relative_to(ROOT).as_posix()
         for path in files
         if "__pycache__" not in path.parts and "_built" not in path.parts and path.name != ".gitignore"
     }
-    assert wanted - found == {"examples/write_families.py"}
-    assert not {name for name in found if name.startswith(("tests/", "benchmarks/", "docker/"))}
+    assert wanted - found == {"api/vendor.mjs", "examples/write_families.py"}
+    assert not {name for name in found if name.startswith(("tests/", "benchmarks/", "docker/compose"))}
+
+
+@pytest.mark.slow
+def test_manifests_have_alerts_and_boards_away_from_the_checkout(installation: Installation) -> None:
+    values = installation.prefix / "share" / "stillhouse" / "examples" / "kubernetes" / "gpu.yaml"
+    done = installation.run("stillhouse", "manifests", "--values", str(values))
+    assert done.returncode == 0, done.stderr
+    assert "kind: PrometheusRule" in done.stdout
+    assert "stillhouse-queue.json" in done.stdout
 
 
 @pytest.mark.slow
@@ -127,7 +137,7 @@ def test_modules_page_examples_and_kernels_come_from_the_wheel(
     status, page = installed["page"]
     assert status == 200
     assert "<title>Stillhouse" in page
-    assert installed["scripts"] == [200, 200]
+    assert installed["scripts"] == [200, 200, 200]
     assert set(installed["examples"]) == {path.stem for path in (ROOT / "examples").glob("*.yaml")}
     assert set(installed["kernels"]) == {path.name for path in (ROOT / "cuda_ext" / "csrc").iterdir()}
 

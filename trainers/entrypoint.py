@@ -19,11 +19,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainers.config import RunConfig, TrainingSections, Workspace
+from trainers.data.cache import in_use
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
 from trainers.profiling.profile import Profile
 from trainers.registry import Deferred, imported
-from trainers.reporting import Clock, Fence, NullSink, Sink, Stop, TrainingOutcome
+from trainers.reporting import Fence, NullSink, RunHistory, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS
 from trainers.telemetry.flops import ModelShape
 from trainers.telemetry.instruments import Instruments
@@ -43,7 +44,12 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, e
 
 
 def train(
-    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None, fence: Fence | None = None
+    config: RunConfig,
+    sink: Sink,
+    stop: Stop,
+    *,
+    history: RunHistory | None = None,
+    fence: Fence | None = None,
 ) -> TrainingOutcome:
     """Trains one run from its newest checkpoint to its end, or until stopped.
 
@@ -52,14 +58,14 @@ def train(
     Args:
         sink: Used on rank 0 alone.
         stop: Polled at each step boundary; one worker's answer stops all.
-        clock: When the run was submitted and this attempt opened; None = now. The run's own time begins
+        history: None = submitted and opened now, without a checkpoint on record. The run's own time begins
             here, and not before the process is ready.
         fence: None = there is only one attempt at a time.
 
     Raises:
         TrainingError: Everything foreseen, with its failure class.
     """
-    train_one = partial(_train_one, stop=stop, clock=clock or Clock(), fence=fence)
+    train_one = partial(_train_one, stop=stop, history=history or RunHistory(), fence=fence)
     if config.stages is not None:
         from trainers.loop import stages
 
@@ -74,11 +80,11 @@ def _train_one(
     last: bool,
     *,
     stop: Stop,
-    clock: Clock,
+    history: RunHistory,
     fence: Fence | None,
 ) -> tuple[TrainingOutcome, Trainer]:
     began_s = time.perf_counter()
-    with Instruments(config, began_s) as instruments, ExitStack() as stack:
+    with Instruments(config, began_s) as instruments, ExitStack() as stack, in_use(config.workspace):
         make_ready(config.rates.device)
         from trainers.loop.assembly import assemble
         from trainers.parallel import workers_of
@@ -93,7 +99,7 @@ def _train_one(
                 config,
                 sink,
                 stop,
-                clock=clock,
+                history=history,
                 began_s=began_s,
                 instruments=instruments,
                 fence=fence,
@@ -148,14 +154,15 @@ def input_identity(sections: TrainingSections, workspace: Workspace) -> dict[str
     from trainers.data.sources import open_source, source_identity
     from trainers.models import origin
 
-    found = source_identity(open_source(sections.task, workspace), sections.task)
-    model = sections.model
-    for role, field, text in (("student", "name", model.name), ("teacher", "teacher", model.teacher)):
-        if text is None or text.startswith("run:"):
-            continue
-        place = origin.locate(text, workspace, f"model.{field}")
-        if isinstance(place, origin.Folder):
-            found[f"{role}.sha256"] = origin.digest(place, workspace, tokenizer=role == "student")
+    with in_use(workspace):
+        found = source_identity(open_source(sections.task, workspace), sections.task)
+        model = sections.model
+        for role, field, text in (("student", "name", model.name), ("teacher", "teacher", model.teacher)):
+            if text is None or text.startswith("run:"):
+                continue
+            place = origin.locate(text, workspace, f"model.{field}")
+            if isinstance(place, origin.Folder):
+                found[f"{role}.sha256"] = origin.digest(place, workspace, tokenizer=role == "student")
     return found
 
 
@@ -215,14 +222,16 @@ def profile(config: RunConfig, *, workers: int, steps: int, warm_up: int, check:
     """
     from trainers.profiling.step_costs import measure
 
-    return measure(config, workers=workers, steps=steps, warm_up=warm_up, check=check)
+    with in_use(config.workspace):
+        return measure(config, workers=workers, steps=steps, warm_up=warm_up, check=check)
 
 
 def profile_in_group(config: RunConfig, *, shared: Path, steps: int, warm_up: int, check: bool) -> Profile:
     """The same on the workers of an open process group, which all call this and see the folder `shared`."""
     from trainers.profiling.step_costs import Group, measure_group
 
-    return measure_group(Group(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
+    with in_use(config.workspace):
+        return measure_group(Group(), config, steps=steps, warm_up=warm_up, check=check, shared=shared)
 
 
 def model_shape(config: RunConfig) -> ModelShape:
@@ -233,7 +242,8 @@ def model_shape(config: RunConfig) -> ModelShape:
     from trainers.models import origin
     from trainers.models.architectures import shape_of
 
-    shape = shape_of(origin.locate(config.model.name, config.workspace))
+    with in_use(config.workspace):
+        shape = shape_of(origin.locate(config.model.name, config.workspace))
     chosen = config.model.layers
     return shape if chosen is None else shape.with_layers(chosen)
 
@@ -254,5 +264,6 @@ def _failure_class(error: BaseException) -> FailureClass:
         return FailureClass.out_of_memory
     gone = isinstance(error, _GONE) or (torch is not None and isinstance(error, torch.distributed.DistError))
     unconnected = isinstance(error, RuntimeError) and any(words in text for words in _CONNECTION)
-    of_disk = isinstance(error, OSError) and error.errno in _OF_DISKS
-    return FailureClass.infrastructure if gone or unconnected or of_disk else FailureClass.bug
+    if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        return FailureClass.storage
+    return FailureClass.infrastructure if gone or unconnected else FailureClass.bug

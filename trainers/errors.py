@@ -1,7 +1,5 @@
 """Errors that end a training run, each with the failure class that decides the retry."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import ClassVar
 
@@ -10,6 +8,7 @@ class FailureClass(StrEnum):
     """Why an attempt failed; the retry decision and people's filters go by it."""
 
     infrastructure = "infrastructure"  # A machine, process or network failed
+    storage = "storage"  # A checkpoint, a prediction or the cache cannot be written or read
     out_of_memory = "out_of_memory"  # The batch does not fit in memory: a *result* of the grid
     not_finite = "not_finite"  # Loss or gradients became NaN or infinite
     bad_data = "bad_data"  # The dataset is missing, empty, malformed or has changed between attempts
@@ -19,7 +18,7 @@ class FailureClass(StrEnum):
     bug = "bug"  # An unexpected error; the traceback is in the log
 
 
-FAILURES_OF_MACHINES = frozenset({FailureClass.infrastructure, FailureClass.lost})
+FAILURES_OF_MACHINES = frozenset({FailureClass.infrastructure, FailureClass.storage, FailureClass.lost})
 """Failures that are not the run's own."""
 
 
@@ -56,13 +55,13 @@ class OutOfMemoryError(TrainingError):
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written or read back."""
 
-    failure_class = FailureClass.infrastructure
+    failure_class = FailureClass.storage
 
 
 class CacheError(TrainingError):
-    """The cache of tokens, vocabularies and teachers' outputs cannot be written."""
+    """The node's cache cannot be written, or what belongs in it cannot be read from the storage."""
 
-    failure_class = FailureClass.infrastructure
+    failure_class = FailureClass.storage
 
 
 class PipelineError(TrainingError):

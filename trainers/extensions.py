@@ -4,8 +4,6 @@
 mistake is kept for whoever reads the settings, so that no import fails.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache
@@ -19,8 +17,7 @@ TASKS, METRICS = "stillhouse.tasks", "stillhouse.metrics"
 
 E = TypeVar("E", bound=Entry)
 
-problems: list[str] = []
-"""What is wrong with what is enabled, one line each."""
+problems: list[str] = []  # What is wrong with what is enabled, one line each
 
 
 def _canonical(name: str) -> str:

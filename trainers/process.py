@@ -1,16 +1,15 @@
 """State of a process that a run must not inherit from another."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
 import os
 import random
+import stat
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, TextIO, cast
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from trainers.reporting import Sink
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _NEVER = 2**31 - 1
-_LONGEST_LINE, _MOST_LINES = 4000, 10_000  # Of what is printed, in the log
+_LONGEST_LINE, _MOST_LINES = 4000, 10_000  # Of what is written to a stream, in the log
+_CHUNK_BYTES, _FOLLOW_S = 1 << 16, 0.2
 
 
 def reset_process(config: RunConfig) -> None:
@@ -56,44 +56,93 @@ def reset_process(config: RunConfig) -> None:
     trim_memory()
 
 
-class _LoggedStream:
-    """Writes to a stream, and each whole line to a log as well; in all else it is the stream."""
+class _Follower:
+    """Takes the lines that anything writes to a file descriptor from now on.
 
-    def __init__(self, stream: TextIO, log: Callable[[str], None]) -> None:
-        self._stream, self._log = stream, log
-        self._begun, self._lines, self._logging = "", 0, False
+    Ray has 1 and 2 in files, which are read as they grow: nothing is in between, so that the last words of a
+    library that ends the process reach them. A terminal or pipe is replaced by a file that is copied there.
+    """
 
-    def write(self, text: str) -> int:
-        self._stream.write(text)
-        if self._logging:
-            return len(text)  # By the log itself.
-        self._logging = True
+    def __init__(self, descriptor: int, log: Callable[[str], None]) -> None:
+        self._descriptor, self._log = descriptor, log
+        self._begun, self._lines = b"", 0
+        self.replaces: int | None = None  # Descriptor of what a file replaces; None = nothing is replaced
         try:
-            *lines, begun = (self._begun + text.replace("\r", "\n")).split("\n")
-            self._begun = begun[:_LONGEST_LINE]
-            for line in filter(str.strip, lines):
-                self._lines += 1
-                if self._lines <= _MOST_LINES:
-                    self._log(line[:_LONGEST_LINE])
-                elif self._lines == _MOST_LINES + 1:
-                    self._log(f"more than {_MOST_LINES:,} lines were printed; the rest is left out")
-        finally:
-            self._logging = False
-        return len(text)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError
+            self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+        except OSError:
+            self.replaces = os.dup(descriptor)
+            with tempfile.TemporaryFile() as file:
+                os.dup2(file.fileno(), descriptor)
+                self._file = os.dup(file.fileno())
+        self._place = os.fstat(self._file).st_size
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def read(self) -> None:
+        while chunk := os.pread(self._file, _CHUNK_BYTES, self._place):
+            self._place += len(chunk)
+            if self.replaces is not None:
+                with contextlib.suppress(OSError):  # such as a pipe that nothing reads any more
+                    os.write(self.replaces, chunk)
+            *lines, begun = (self._begun + chunk.replace(b"\r", b"\n")).split(b"\n")
+            self._begun = begun[:_CHUNK_BYTES]
+            for line in lines:
+                self._take(line.decode(errors="replace"))
+
+    def _take(self, line: str) -> None:
+        if not line.strip():
+            return
+        self._lines += 1
+        if self._lines <= _MOST_LINES:
+            self._log(line[:_LONGEST_LINE])
+        elif self._lines == _MOST_LINES + 1:
+            self._log(f"more than {_MOST_LINES:,} lines were written; the rest is left out")
+
+    def close(self) -> None:
+        if self.replaces is not None:
+            os.dup2(self.replaces, self._descriptor)
+        self.read()
+        self._take(self._begun.decode(errors="replace"))
+        for own in (self._file, self.replaces):
+            if own is not None:
+                os.close(own)
 
 
 @contextlib.contextmanager
 def output_logged(sink: Sink) -> Iterator[None]:
-    """What Python prints meanwhile goes to the run's log as well: stdout as info, stderr as warning."""
-    out, err = (partial(sink.log, level) for level in ("info", "warning"))
-    with (
-        contextlib.redirect_stdout(cast("TextIO", _LoggedStream(sys.stdout, out))),
-        contextlib.redirect_stderr(cast("TextIO", _LoggedStream(sys.stderr, err))),
-    ):
+    """What Python and native libraries write to stdout and stderr meanwhile goes to the run's log as well."""
+    _flush_output()
+    followers: list[_Follower] = []
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(_FOLLOW_S):
+            for follower in followers:
+                follower.read()
+
+    with contextlib.suppress(OSError):  # a process without these descriptors
+        followers.append(_Follower(1, lambda line: sink.log("info", line, "stdout")))
+        if followers[0].replaces or not os.path.samestat(os.fstat(1), os.fstat(2)):
+            followers.append(_Follower(2, lambda line: sink.log("warning", line, "stderr")))
+    thread = threading.Thread(target=follow, name="output", daemon=True)
+    thread.start()
+    try:
         yield
+    finally:
+        ended.set()
+        thread.join()
+        _flush_output()
+        for follower in followers:
+            follower.close()
+
+
+def _flush_output() -> None:
+    """Has Python and C write what they hold back."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream that is closed or missing
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 def trim_memory() -> None:

@@ -4,8 +4,6 @@ Imports no torch. Adding an entry adds a choice: the published schema, the error
 depends on the choice read the entry's properties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,7 +35,6 @@ E = TypeVar("E", bound=Entry)
 
 
 def by_name(*entries: E) -> dict[str, E]:
-    """Returns a registry of entries, to which others may be added later."""
     found = {entry.name: entry for entry in entries}
     if len(found) < len(entries):
         raise ValueError(f"two entries have one name: {', '.join(entry.name for entry in entries)}")
@@ -45,7 +42,6 @@ def by_name(*entries: E) -> dict[str, E]:
 
 
 def imported(path: str) -> Any:
-    """Returns what is at `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 

@@ -4,8 +4,6 @@ The loop never checks whether there is a receiver: `NullSink` and `NeverStop` ar
 Only the worker of rank 0 has a real sink unless a method says otherwise.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,11 +60,13 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """When things happened before `train` was called; the run's own time begins later."""
+class RunHistory:
+    """What happened before `train` was called; the run's own time begins later."""
 
     opened_s: float = field(default_factory=time.time)  # When the attempt was opened, Unix time
     submitted_s: float | None = None  # When the run was submitted; None = not known
+    checkpoint_step: int | None = None  # Of the run's last checkpoint on record; None = there is none
+    lives: tuple[tuple[float, float], ...] = ()  # Unix times when earlier attempts began and were last alive
 
 
 class StopReason(StrEnum):
@@ -92,7 +92,6 @@ class Fence(Protocol):
 
     def holds(self) -> bool:
         """Whether this is still the current attempt, as far as can be known now; may block for seconds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,10 @@ class OnlyAttempt:
 
     def holds(self) -> bool:
         return True
+
+
+Level = Literal["debug", "info", "warning", "error"]
+Stream = Literal["log", "stdout", "stderr"]
 
 
 class Sink:
@@ -120,7 +123,8 @@ class Sink:
 
     def measurement(self, measurement: Measurement) -> None: ...
 
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None: ...
+    def log(self, level: Level, message: str, stream: Stream = "log") -> None:
+        """Takes a line of its own (`log`), or one that was written to stdout or stderr."""
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
         """A checkpoint is complete on disk (manifest renamed into place)."""

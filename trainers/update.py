@@ -1,15 +1,12 @@
 """One optimizer update: loss scale, learning rate, clipping, and the optimizer built over a model."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from typing_extensions import override
 
 from trainers.config import Optimizer, Precision, RunConfig
 from trainers.models.latent import Latent
@@ -56,7 +53,6 @@ class DynamicLossScale(LossScale):
     growth_steps: int = 2000  # Applied steps in a row after which the scale doubles
     clean_steps: int = 0  # Applied steps since the last change
 
-    @override
     def back_off(self) -> bool:
         self.clean_steps = 0
         if self.value <= MINIMUM:
@@ -64,17 +60,14 @@ class DynamicLossScale(LossScale):
         self.value = max(MINIMUM, self.value / _FACTOR)
         return True
 
-    @override
     def applied(self) -> None:
         self.clean_steps += 1
         if self.clean_steps >= self.growth_steps:
             self.value, self.clean_steps = min(MAXIMUM, self.value * _FACTOR), 0
 
-    @override
     def to_state(self) -> dict[str, float]:
         return {"value": self.value, "clean_steps": self.clean_steps}
 
-    @override
     def restore(self, state: dict[str, float]) -> None:
         if state:
             self.value, self.clean_steps = float(state["value"]), int(state["clean_steps"])
@@ -150,12 +143,15 @@ def build(config: Optimizer, model: nn.Module, layers_above: Callable[[str], int
         (rest, {"weight_decay": 0.0}),
     ]
     if scales and config.scale_learning_rate is not None:
-        factor = config.scale_learning_rate / config.learning_rate
-        members.append((scales, {"weight_decay": 0.0, RATE_FACTOR: factor}))
+        of_scales = config.scale_learning_rate / config.learning_rate
+        members.append((scales, {"weight_decay": 0.0, RATE_FACTOR: of_scales}))
     if layers_above is not None and config.layer_decay < 1.0:
-        members = [
-            group for one in members for group in _by_layer(*one, layers_above, decay=config.layer_decay)
-        ]
+        whole, members = members, []
+        for named, fields in whole:
+            for above in sorted({layers_above(name) for name in named}):
+                own = {name: parameter for name, parameter in named.items() if layers_above(name) == above}
+                factor = fields.get(RATE_FACTOR, 1.0) * config.layer_decay**above
+                members.append((own, {**fields, RATE_FACTOR: factor}))
     groups: list[dict[str, Any]] = [{"params": [*named.values()], **fields} for named, fields in members]
     stored = stored_format(groups)
     hyperparameters = config.hyperparameters(_FORMATS[stored])
@@ -165,19 +161,6 @@ def build(config: Optimizer, model: nn.Module, layers_above: Callable[[str], int
         masters=None if stored is torch.float32 else hyperparameters.masters,
         moments=config.moments,
     )
-
-
-def _by_layer(
-    named: dict[str, nn.Parameter],
-    fields: dict[str, float],
-    layers_above: Callable[[str], int],
-    *,
-    decay: float,
-) -> Iterator[tuple[dict[str, nn.Parameter], dict[str, float]]]:
-    for above in sorted({layers_above(name) for name in named}):
-        factor = fields.get(RATE_FACTOR, 1.0) * decay**above
-        own = {name: parameter for name, parameter in named.items() if layers_above(name) == above}
-        yield own, {**fields, RATE_FACTOR: factor}
 
 
 def restart(optimizer: torch.optim.Optimizer) -> None:
@@ -226,20 +209,16 @@ class Plateau(RateFactor):
         self.restore({})
 
     @property
-    @override
     def value(self) -> float:
         return float(self._torch.optimizer.param_groups[0]["lr"])
 
-    @override
     def evaluated(self, validation_loss: float) -> None:
         self._torch.step(validation_loss)
 
-    @override
     def to_state(self) -> dict[str, float]:
         plateau = self._torch
         return {"value": self.value, "best": plateau.best, "bad_evaluations": plateau.num_bad_epochs}
 
-    @override
     def restore(self, state: dict[str, float]) -> None:
         stand_in = torch.optim.SGD([torch.zeros(())], lr=state.get("value", 1.0))
         self._torch = ReduceLROnPlateau(

@@ -1,13 +1,10 @@
 """The workers of a run, as one of them sees them. The base class is a run with one worker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
-from typing_extensions import override
 
 from trainers.device_kinds import kind_of
 from trainers.errors import CheckpointError
@@ -88,11 +85,9 @@ class GroupWorkers(Workers):
         self.stages, self.replicas = stages, self.world // stages
         self.stage, self.replica = divmod(self.rank, self.replicas)
 
-    @override
     def sum(self, values: Sequence[float | torch.Tensor], device: torch.device) -> list[float]:
         return list(self._total(values, device).tolist())
 
-    @override
     def sum_on_device(
         self, values: Sequence[float | torch.Tensor], device: torch.device
     ) -> Sequence[float | torch.Tensor]:
@@ -108,19 +103,16 @@ class GroupWorkers(Workers):
         distributed.all_reduce(tensor)
         return tensor
 
-    @override
     def broadcast(self, value: Any) -> Any:
         box = [value if self.rank == 0 else None]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
-    @override
     def all_gather(self, value: Any) -> list[Any]:
         boxes: list[Any] = [None] * self.world
         distributed.all_gather_object(boxes, value)
         return boxes
 
-    @override
     def gather(
         self, tensors: Mapping[str, torch.Tensor], device: torch.device
     ) -> list[Mapping[str, torch.Tensor]]:

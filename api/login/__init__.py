@@ -6,8 +6,6 @@ believes a trusted proxy's header; `device` lets a command line in. What a user
 may then do is not decided here.
 """
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urlsplit
 

@@ -4,8 +4,6 @@ The two endpoints for devices speak OAuth: forms in, JSON with `error` out. The 
 API.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 from typing import Annotated
@@ -16,20 +14,19 @@ from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.access import PUBLIC_ANY_QUERY, SIGNED_IN, Caller
-from api.addresses import client_address
 from api.bodies import Decision
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
 from api.guard import LOOPBACK_NAMES
 from api.login.people import ensure_user
 from api.login.routes import NO_STORE
-from api.login.sessions import digest
 from api.problems import ProblemError, declared
 from api.routes.pages import file
-from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key
+from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, client_address
 from service.db.errors import Conflict, NotFound
 from service.domain.access import Actor, Scope, UserKind
 from service.domain.people import DEVICE_TOKEN_LASTS_S, GRANT_LASTS_S, GRANT_POLL_EVERY_S, DeviceGrant
 from service.store import Store
+from service.store.people import secret_sha256
 from service.store.sessions import Approval, Polled
 
 _ALPHABET = "BCDFGHJKLMNPQRSTVWXZ"  # No vowels, so no words; no digits, which look like other characters
@@ -81,7 +78,7 @@ async def device_code(
     device_secret = secrets.token_urlsafe(32)
     grant = await run_in_threadpool(
         store.sessions.begin_device_login,
-        digest(device_secret),
+        secret_sha256(device_secret),
         new_user_code(),
         name,
         scope,
@@ -112,7 +109,7 @@ async def device_token(request: Request, store: StoreDep, throttle: ThrottleDep)
         return _error("unsupported_grant_type", f"grant_type must be {GRANT_TYPE}")
     if not form.get("device_code"):
         return _error("invalid_request", "device_code is missing")
-    device_sha256 = digest(form["device_code"])
+    device_sha256 = secret_sha256(form["device_code"])
     polled = await run_in_threadpool(store.sessions.poll_device_login, device_sha256)
     if isinstance(polled, Polled):
         return _error(str(polled), _WHY[polled])
@@ -176,7 +173,7 @@ def describe_device_login(
 )
 def decide_device_login(
     user_code: UserCode, decision: Decision, request: Request, user: CurrentUser, store: StoreDep
-) -> Response:
+) -> None:
     """The device gets a token of the user who approves, for at most what they may do themselves."""
     principal = user.principal
     code = normalised(user_code)
@@ -194,7 +191,6 @@ def decide_device_login(
             scope = Scope.operate
         approval = Approval(principal.user, scope, principal.restricted_to, end_s)
     store.sessions.decide_device_login(code, approval, principal.actor(client_address(request) or None))
-    return Response(status_code=204)
 
 
 def _pending(request: Request, user: Caller, store: Store, code: str) -> DeviceGrant:

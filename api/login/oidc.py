@@ -4,8 +4,6 @@ The provider's description and keys are fetched when they are needed and kept fo
 that is down at startup, or later, holds up no one but those who log in through it.
 """
 
-from __future__ import annotations
-
 import base64
 import hmac
 import json

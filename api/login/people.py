@@ -3,8 +3,6 @@
 A provider's get the roles of their groups; those of a trusted proxy are named in a header.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator
@@ -13,30 +11,30 @@ from contextlib import suppress
 from fastapi import Request
 
 from api.access import FIRST_ADMINISTRATOR
-from api.addresses import client_address, from_trusted_proxy
 from api.guard import SAFE_METHODS
 from api.login.oidc import Person
 from api.login.sessions import refuse_foreign_page
 from api.principals import Identify, Identity, Via
 from api.problems import ProblemError
+from api.throttle import client_address, from_trusted_proxy
 from service.config.groups import GroupTable, Memberships
 from service.db.errors import BadValue, Conflict, NotFound
 from service.domain.access import LOCAL_ACTOR, Actor, is_user_name
 from service.domain.people import User
 from service.store import Store
+from service.store.people import EMAIL
 
 _logger = logging.getLogger(__name__)
 
 _RESERVED = frozenset({FIRST_ADMINISTRATOR, LOCAL_ACTOR.user})  # Names that a provider's claims cannot choose
 _UNUSABLE = re.compile(r"[^A-Za-z0-9._@-]+")
-_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
 _LONGEST_SUGGESTION = 90
 _NUMBERS = 1_000
 _MOST_KNOWN = 10_000
 
 
 class AccountDisabled(Exception):
-    """The user is disabled."""
+    pass
 
 
 def person_logs_in(request: Request, person: Person, table: GroupTable) -> str:
@@ -97,7 +95,7 @@ def identify_by_header(header: str) -> Identify:
 
 
 def _created(store: Store, person: Person, address: str) -> User:
-    email = person.email if person.email and _EMAIL.fullmatch(person.email) else None
+    email = person.email if person.email and EMAIL.fullmatch(person.email) else None
     for name in _names(person.name):
         with suppress(Conflict):
             return store.people.add_user(

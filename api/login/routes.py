@@ -1,7 +1,5 @@
 """Logging in and out, in a browser: the page, a pasted token, the provider; and who is logged in."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 from dataclasses import asdict, dataclass
@@ -12,32 +10,20 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
-from api.addresses import client_address
 from api.bodies import PastedToken
 from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.login import sessions
 from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
-from api.login.sessions import (
-    CookieJar,
-    digest,
-    held_session,
-    jar_for_login,
-    log_in,
-    log_out,
-    login_address,
-    own_token_sha256,
-    refuse_foreign_page,
-    safe_return,
-)
 from api.principals import Identity, Via
 from api.problems import ProblemError, declared
 from api.routes.pages import file
-from api.throttle import LOGIN, OIDC, address_key
+from api.throttle import LOGIN, OIDC, address_key, client_address
 from service.domain.access import Action, UserKind
 from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Whoami
 from service.domain.records import Items
 from service.domain.serialization import Serializable
-from service.store.people import Refused
+from service.store.people import Refused, secret_sha256
 
 _logger = logging.getLogger(__name__)
 
@@ -93,12 +79,12 @@ def login_with_token(
     request: Request, pasted: PastedToken, store: StoreDep, throttle: ThrottleDep
 ) -> Response:
     """Opens a session with a token, which caps what the session may do and ends it with itself."""
-    refuse_foreign_page(request)
-    jar = jar_for_login(request)
+    sessions.refuse_foreign_page(request)
+    jar = sessions.jar_for_login(request)
     address = address_key(request)
     throttle.refuse(LOGIN, address)
-    sha256 = digest(pasted.token.strip())
-    own = own_token_sha256(request)
+    sha256 = secret_sha256(pasted.token.strip())
+    own = sessions.own_token_sha256(request)
     if own is not None and hmac.compare_digest(sha256, own):
         user = FIRST_ADMINISTRATOR
         ensure_user(store, user, administrator=True)
@@ -109,21 +95,21 @@ def login_with_token(
             throttle.take(LOGIN, address)
             raise ProblemError("invalid-token", str(refusal)) from None
     answer = Response(status_code=204, headers=_NO_STORE)
-    log_in(request, answer, jar, user, token_sha256=sha256)
+    sessions.log_in(request, answer, jar, user, token_sha256=sha256)
     return answer
 
 
-async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provider, CookieJar]:
+async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provider, sessions.CookieJar]:
     """Returns the provider and the browser's cookies; counts a login."""
     provider: Provider | None = request.app.state.provider
     if provider is None:
         raise ProblemError("not-found", "no OpenID provider is set; log in with a token")
-    jar = jar_for_login(request)
+    jar = sessions.jar_for_login(request)
     throttle.count(OIDC, address_key(request))
     return provider, jar
 
 
-WithProvider = Annotated[tuple[Provider, CookieJar], Depends(_with_provider)]
+WithProvider = Annotated[tuple[Provider, sessions.CookieJar], Depends(_with_provider)]
 
 
 @pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
@@ -132,7 +118,7 @@ def login_with_provider(
 ) -> Response:
     """Sends the browser to the provider; back to the login page if the provider does not answer."""
     provider, jar = login
-    back = safe_return(return_to)
+    back = sessions.safe_return(return_to)
     try:
         url, departure = provider.depart(back)
     except ProviderError as error:
@@ -158,26 +144,26 @@ def login_from_provider(
     provider, jar = login
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
-        return RedirectResponse(login_address("/", "provider-late"), 303, _NO_STORE)
-    back = safe_return(departure.return_to)
+        return RedirectResponse(sessions.login_address("/", "provider-late"), 303, _NO_STORE)
+    back = sessions.safe_return(departure.return_to)
     given = {"state": state, "code": code, "iss": iss, "error": error}
     try:
         person = provider.arrive(
             departure, {name: value for name, value in given.items() if value is not None}
         )
         answer: Response = RedirectResponse(back, 303, _NO_STORE)
-        log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
+        sessions.log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
     except ProviderError as failure:
         answer = _failed(back, failure)
     except AccountDisabled:
-        answer = RedirectResponse(login_address(back, "account-disabled"), 303, _NO_STORE)
+        answer = RedirectResponse(sessions.login_address(back, "account-disabled"), 303, _NO_STORE)
     jar.drop(answer, jar.provider_login)
     return answer
 
 
 def _failed(back: str, error: ProviderError) -> Response:
     _logger.warning("login through the provider: %s", error)
-    return RedirectResponse(login_address(back, error.problem), 303, _NO_STORE)
+    return RedirectResponse(sessions.login_address(back, error.problem), 303, _NO_STORE)
 
 
 @router.post(
@@ -194,7 +180,7 @@ def logout(request: Request, user: CurrentUser) -> Response:
     by_provider = identity is not None and identity.subject is not None and identity.token_sha256 is None
     where = provider.end_url() if provider is not None and by_provider else None
     answer = JSONResponse({"provider": where}, headers=_NO_STORE)
-    log_out(request, answer, user.actor)
+    sessions.log_out(request, answer, user.actor)
     return answer
 
 
@@ -204,7 +190,7 @@ def whoami(request: Request, user: CurrentUser) -> Whoami:
     principal = user.principal
     identity: Identity | None = getattr(request.state, "identity", None)
     via = "open" if principal.kind is UserKind.local else "token" if identity is None else str(identity.via)
-    held = held_session(request) if via == Via.session else None
+    held = sessions.held_session(request) if via == Via.session else None
     return Whoami(
         user.owner,
         via,
@@ -236,7 +222,7 @@ def list_sessions(
     current = identity.session if identity is not None else None
     of = None if everyone else user.principal.user
     found = store.sessions.live(
-        SESSION_IDLE_S, own_token_sha256(request), of, within=user.principal.restricted_to
+        SESSION_IDLE_S, sessions.own_token_sha256(request), of, within=user.principal.restricted_to
     )
     return Items([ListedSession(**asdict(one), current=one.id == current) for one in found])
 
@@ -244,10 +230,9 @@ def list_sessions(
 @router.delete(
     "/api/v1/sessions/{session_id}", dependencies=[SIGNED_IN], status_code=204, summary="End a session"
 )
-def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> Response:
+def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> None:
     """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again.
 
     A token cannot end a session that may do more than itself.
     """
     store.sessions.end_by_id(session_id, user.principal, client_address(request) or None)
-    return Response(status_code=204)

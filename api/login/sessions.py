@@ -8,9 +8,6 @@ secure, and not all do. On loopback the cookie therefore has a plain name with t
 cookies of one host are shared by all of its ports. Over plain http from anywhere else there are no sessions.
 """
 
-from __future__ import annotations
-
-import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -19,14 +16,15 @@ from urllib.parse import quote, urlsplit
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
-from api.addresses import client_address
 from api.guard import LOOPBACK_NAMES, SAFE_METHODS
 from api.principals import Identity, Via
 from api.problems import ProblemError
+from api.throttle import client_address
 from service.config.settings import Settings
 from service.domain.access import Actor
 from service.domain.people import SESSION_IDLE_S, SESSION_LASTS_S, OpenSession
 from service.store import Store
+from service.store.people import secret_sha256
 
 CSRF_HEADER = "Stillhouse-CSRF"  # Another site can send the cookie with a change, but not know this
 _OWN_PAGES = frozenset({"same-origin", "none"})
@@ -75,10 +73,6 @@ def jar_for_login(request: Request) -> CookieJar:
     return jar
 
 
-def digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
 def held_session(request: Request) -> OpenSession | None:
     """Returns the session of a request's cookie if it is still good; reads the database.
 
@@ -89,7 +83,7 @@ def held_session(request: Request) -> OpenSession | None:
     if not held:
         return None
     store: Store = request.app.state.store
-    return store.sessions.open(digest(held), SESSION_IDLE_S, own_token_sha256(request))
+    return store.sessions.open(secret_sha256(held), SESSION_IDLE_S, own_token_sha256(request))
 
 
 def identify_session(request: Request) -> Identity | None:
@@ -135,14 +129,14 @@ def log_in(
     address = client_address(request)
     before = request.cookies.get(jar.session)
     store.sessions.begin(
-        digest(secret),
+        secret_sha256(secret),
         user,
         csrf=secrets.token_urlsafe(32),
         lasting_s=SESSION_LASTS_S,
         idle_s=SESSION_IDLE_S,
         token_sha256=token_sha256,
         agent=request.headers.get("User-Agent", "")[:_MAX_AGENT] or None,
-        replaces=digest(before) if before else None,
+        replaces=secret_sha256(before) if before else None,
         actor=Actor(user, None, address or None),
     )
     jar.put(response, jar.session, secret, SESSION_LASTS_S)
@@ -154,13 +148,13 @@ def log_out(request: Request, response: Response, actor: Actor) -> None:
     if jar is None or not held:
         return
     store: Store = request.app.state.store
-    store.sessions.end(digest(held), actor)
+    store.sessions.end(secret_sha256(held), actor)
     jar.drop(response, jar.session)
 
 
 def own_token_sha256(request: Request) -> str | None:
     token = request.app.state.settings.token
-    return digest(token.get_secret_value()) if token is not None else None
+    return secret_sha256(token.get_secret_value()) if token is not None else None
 
 
 def safe_return(path: str | None) -> str:

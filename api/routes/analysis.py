@@ -18,19 +18,10 @@ from fastapi.responses import Response
 
 from api.access import MAX_ID, SEE_ALL, SIGNED_IN
 from api.deps import TEXT, CurrentUser, ExperimentId, Filter, SettingsDep, StoreDep, answered
-from service.analysis.answers import (
-    ComparisonAnswer,
-    EffectsAnswer,
-    FrontierAnswer,
-    Guide,
-    Recommendation,
-    ScoreAnswer,
-    Selection,
-    SpeedupAnswer,
-    TasksAnswer,
-)
+from service.analysis import answers
 from service.analysis.words import assignments, one_assignment
-from service.output.plots.plot import MOST_CURVES, Band, By, Choices, Options, Plot, XAxis
+from service.domain.records import Items
+from service.output.plots.plot import MOST_CURVES, Band, By, Chart, Choices, Options, Plot, XAxis
 
 if TYPE_CHECKING:
     from service.analysis.question import Question
@@ -74,15 +65,15 @@ def _selection(
         bool,
         Query(description="Add to time and cost of each run an even share of its experiment's overhead."),
     ] = False,
-) -> Selection:
-    return Selection(filter, undisturbed, with_overhead)
+) -> answers.Selection:
+    return answers.Selection(filter, undisturbed, with_overhead)
 
 
 def _ids(experiment_id: ExperimentId, also: Also = None) -> list[int]:
     return [experiment_id, *(also or ())]
 
 
-Selected = Annotated[Selection, Depends(_selection)]
+Selected = Annotated[answers.Selection, Depends(_selection)]
 Ids = Annotated[list[int], Depends(_ids)]
 
 
@@ -165,7 +156,7 @@ def compare_experiment(
             20_000,
         ),
     ] = None,
-) -> ComparisonAnswer:
+) -> answers.ComparisonAnswer:
     """Mean and spread over seeds by axis.
 
     With `a` and `b`, or with `claims`, every pair is a tested claim: paired by seed where possible, corrected
@@ -205,7 +196,7 @@ def score_experiment(
     as_published: Annotated[
         bool, Query(description="Use figures as Chen and Sköld (2023) define them.")
     ] = False,
-) -> ScoreAnswer:
+) -> answers.ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     return asked.question().score(
         strategy=strategy, weights=assignments(weight, "weight"), as_published=as_published
@@ -213,13 +204,13 @@ def score_experiment(
 
 
 @router.get("/{experiment_id}/frontier", dependencies=[SEE_ALL], summary="Get the Pareto frontier")
-def frontier_experiment(asked: Asked, metric: Metrics = None) -> FrontierAnswer:
+def frontier_experiment(asked: Asked, metric: Metrics = None) -> answers.FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
     return asked.question().frontier(metrics=metric or ())
 
 
 @router.get("/{experiment_id}/effects", dependencies=[SEE_ALL], summary="Get the effects of axes")
-def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05) -> EffectsAnswer:
+def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05) -> answers.EffectsAnswer:
     """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
     return asked.question().effects(metrics=metric or (), alpha=alpha)
 
@@ -238,7 +229,7 @@ def recommend_experiment(
         str | None,
         _one("Choose also among the configurations with each value of this axis.", "precision"),
     ] = None,
-) -> Recommendation:
+) -> answers.Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
     return asked.question(by_example=True).recommend(
         objective=objective,
@@ -263,7 +254,7 @@ def speedup_experiment(
         list[str] | None,
         _bounds("Value to be reached, one; none = the best mean of the headline less 0.005", "accuracy=0.9"),
     ] = None,
-) -> SpeedupAnswer:
+) -> answers.SpeedupAnswer:
     """How many times better each is, with intervals, and how soon each reaches a target value."""
     from service.analysis.run_table import read_curves
 
@@ -285,7 +276,7 @@ def rank_over_tasks(
     metric: Annotated[
         str | None, _one("The figure, the same on all tasks; none = each task's headline.", "cost_usd")
     ] = None,
-) -> TasksAnswer:
+) -> answers.TasksAnswer:
     """Mean rank, wins and probability of improvement of configurations that ran several tasks."""
     from service.analysis.across_tasks import across_tasks
     from service.analysis.run_table import read_run_table
@@ -303,7 +294,7 @@ def get_guide(
     by: Annotated[list[str] | None, _several("Axes; none = each that one varies.", "precision")] = None,
     metric: Metrics = None,
     limit: Annotated[int, Query(ge=1, le=500, description="Most experiments, the newest first.")] = 100,
-) -> Guide:
+) -> answers.Guide:
     """Claims of experiments that succeeded, collected by axis, task and hardware.
 
     Each is the one that the experiment's comparison by the axis makes. Experiments are counted: where they
@@ -362,6 +353,47 @@ def list_figures(ids: Ids, store: StoreDep) -> Choices:
     return choices(store, ids)
 
 
+Over = Annotated[XAxis, Query(description="What curves are drawn over.")]
+LinePer = Annotated[By | None, Query(description="A line per configuration (mean over seeds) or per run.")]
+Around = Annotated[Band, Query(description="Band around a mean: one standard deviation, or the range.")]
+MaxCurves = Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")]
+Unfinished = Annotated[
+    bool, Query(description="Draw curves of runs that have not succeeded, or not yet, as well.")
+]
+
+
+@router.get(
+    "/{experiment_id}/curves", dependencies=[SEE_ALL], response_model=Items[Chart], summary="Get curves"
+)
+def get_curves(
+    asked: Asked,
+    metric: Annotated[
+        list[str] | None,
+        Query(
+            max_length=8,
+            description="Metrics, a chart each; none = those of the report.",
+            examples=[["loss"]],
+        ),
+    ] = None,
+    x: Over = XAxis.step,
+    by: LinePer = None,
+    band: Around = Band.sd,
+    max_curves: MaxCurves = None,
+    unfinished: Unfinished = True,
+) -> Response:
+    """Lines as numbers, of which the figure `curve` is drawn; a metric that no run has yet has a note alone.
+
+    Long series come averaged over ranges of steps; the note says so.
+    """
+    from service.output.plots.material import Material
+    from service.output.plots.registry import charts
+
+    material = Material(asked.store, asked.ids, asked.selection)
+    options = Options(x=x, by=by, band=band, max_curves=max_curves, unfinished=unfinished)
+    found = charts(material, tuple(metric or ()), options)
+    return Response(orjson.dumps(Items(found)), media_type="application/json")
+
+
 @router.get(
     "/{experiment_id}/figures/{figure}", dependencies=[SEE_ALL], response_model=Plot, summary="Get a figure"
 )
@@ -375,21 +407,11 @@ def get_figure(
         list[str] | None,
         _several("Figures over which the frontier is found; none = those that are drawn.", "cost_usd"),
     ] = None,
-    x: Annotated[XAxis, Query(description="What curves are drawn over.")] = XAxis.step,
-    by: Annotated[
-        By | None, Query(description="A line per configuration (mean over seeds) or per run.")
-    ] = None,
-    band: Annotated[
-        Band, Query(description="Band around a mean: one standard deviation, or the range.")
-    ] = Band.sd,
-    smooth: Annotated[
-        float,
-        Query(ge=0, le=0.999, description="Weight of earlier values in the exponential moving average."),
-    ] = 0.0,
-    max_curves: Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")] = None,
-    unfinished: Annotated[
-        bool, Query(description="Draw curves of runs that have not succeeded, or not yet, as well.")
-    ] = True,
+    x: Over = XAxis.step,
+    by: LinePer = None,
+    band: Around = Band.sd,
+    max_curves: MaxCurves = None,
+    unfinished: Unfinished = True,
     strategy: Strategy = None,
     weight: Weights = None,
     run: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Run of which a step is drawn.")] = None,
@@ -416,7 +438,6 @@ def get_figure(
         x=x,
         by=by,
         band=band,
-        smooth=smooth,
         max_curves=max_curves,
         unfinished=unfinished,
         strategy=strategy,

@@ -1,7 +1,5 @@
 """Experiments: submit, list, follow, manage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,15 +11,17 @@ from starlette.concurrency import run_in_threadpool
 
 from api import export
 from api.access import MANAGE, MANAGE_DELETED, ORGANISE, SEE, SIGNED_IN, SUBMIT, while_permitted
-from api.bodies import Archived, Notes, Priority, TagChange
+from api.bodies import Archived, NewName, Notes, Priority, RunIds, RunsChange, TagChange
 from api.deps import (
     SPEC_BODY,
+    SPEC_SCHEMA,
     AfterNumber,
     ChosenRuns,
     CurrentUser,
     ExperimentFilter,
     ExperimentId,
     ExperimentOrderBy,
+    Filter,
     IdempotencyKey,
     PageOfRuns,
     PageSize,
@@ -30,10 +30,11 @@ from api.deps import (
     QueueDep,
     StoreDep,
     StreamsDep,
+    answered,
 )
 from api.problems import ProblemError, declared
 from api.stream import EventStream
-from service.db.errors import NotFound
+from service.db.errors import NotFound, StoreOutage, Unconfirmed, UnusableDatabase
 from service.domain.access import Action
 from service.domain.formats import TableFormat
 from service.domain.ledger import Ledger
@@ -43,6 +44,7 @@ from service.domain.records import (
     Experiment,
     ExperimentDetail,
     ExperimentStatus,
+    GroupOfRuns,
     Items,
     ListedExperiment,
     Page,
@@ -50,7 +52,6 @@ from service.domain.records import (
 )
 from service.domain.serialization import to_json
 from service.domain.states import TERMINAL_RUN_STATES, ExperimentState, RunState
-from service.store import StoreOutage, Unconfirmed, UnusableDatabase
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
 across = APIRouter(prefix="/api/v1", tags=["experiments"])  # What is not about one experiment or their list
@@ -193,12 +194,11 @@ def delete_experiment(
     now: Annotated[
         bool, Query(description="Free its space at once, for administrators; it cannot be restored.")
     ] = False,
-) -> Response:
+) -> None:
     """Hide it with its runs, points and logs, only when it has ended; it can be restored for some time."""
     if now and (reason := user.principal.lacks(Action.administer)):
         raise ProblemError("forbidden", reason)
     store.removal.delete(experiment_id, at_once=now, actor=user.actor)
-    return Response(status_code=204)
 
 
 @router.post(
@@ -253,8 +253,14 @@ def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep)
 
 @router.patch("/{experiment_id}/tags", dependencies=[ORGANISE], summary="Change an experiment's tags")
 def tag_experiment(one: Subject, body: TagChange) -> ExperimentDetail:
-    """Add tags and take others away; `tags LIKE '% baseline %'` in a filter finds them."""
+    """Add tags and take others away; `tag = baseline` in a filter finds them."""
     return one.changed(one.store.requests.tag, add=body.add, remove=body.remove)
+
+
+@router.put("/{experiment_id}/name", dependencies=[ORGANISE], summary="Rename an experiment")
+def rename_experiment(one: Subject, body: NewName) -> ExperimentDetail:
+    """Give it another name; its spec stays as submitted."""
+    return one.changed(one.store.requests.rename, name=body.name)
 
 
 @router.put("/{experiment_id}/notes", dependencies=[ORGANISE], summary="Set an experiment's notes")
@@ -274,15 +280,10 @@ def archive_experiment(one: Subject, body: Archived) -> ExperimentDetail:
     dependencies=[SEE],
     response_class=Response,
     summary="Get the spec as submitted",
-    responses={
-        200: {
-            "description": "The text as submitted, or with all defaults.",
-            "content": {
-                "text/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
-                "application/json": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}},
-            },
-        }
-    },
+    responses=answered(
+        "The text as submitted, or with all defaults.",
+        {"text/yaml": SPEC_SCHEMA, "application/json": SPEC_SCHEMA},
+    ),
 )
 def get_experiment_spec(
     experiment_id: ExperimentId,
@@ -303,6 +304,41 @@ def get_experiment_spec(
 def list_experiment_runs(experiment_id: ExperimentId, store: StoreDep, page: PageOfRuns) -> Page[Run]:
     """In the order of the grid, or as `order_by` says."""
     return store.runs.page(experiment_id=experiment_id, **page)
+
+
+@router.get("/{experiment_id}/runs/groups", dependencies=[SEE], summary="Group the runs of an experiment")
+def list_run_groups(
+    experiment_id: ExperimentId,
+    store: StoreDep,
+    by: Annotated[
+        str, Query(min_length=1, max_length=1000, description="Axes or columns, as in `order_by`.")
+    ],
+    filter: Filter = None,
+    figures: Annotated[
+        str, Query(max_length=4000, description="Figures to summarise, separated by commas.")
+    ] = "",
+) -> Items[GroupOfRuns]:
+    """Count, states, and mean and spread of figures of the runs with equal values, over all that match."""
+    names = [name.strip() for name in figures.split(",") if name.strip()]
+    return Items(store.runs.groups(experiment_id, by, filter=filter, figures=names))
+
+
+@router.patch("/{experiment_id}/runs", dependencies=[ORGANISE], summary="Change several runs")
+def change_runs(one: Subject, body: RunsChange) -> Items[Run]:
+    """Set the names, stars, tags and notes of several runs at once."""
+    return Items(one.store.requests.change_runs(one.experiment_id, **body.model_dump(), actor=one.user.actor))
+
+
+@router.post("/{experiment_id}/runs/cancel", dependencies=[MANAGE], summary="Cancel several runs")
+def cancel_runs(one: Subject, body: RunIds) -> Items[Run]:
+    """Ask them to end; those that have ended stay as they are."""
+    return Items(one.store.requests.cancel_runs(one.experiment_id, body.ids, actor=one.user.actor))
+
+
+@router.post("/{experiment_id}/runs/retry", dependencies=[MANAGE], summary="Retry several runs")
+def retry_runs(one: Subject, body: RunIds) -> Items[Run]:
+    """Queue those that have ended without a result again; the others stay as they are."""
+    return Items(one.store.requests.retry_runs(one.experiment_id, body.ids, actor=one.user.actor))
 
 
 @router.get("/{experiment_id}/events", dependencies=[SEE], summary="List an experiment's events")
@@ -351,11 +387,14 @@ def export_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     chosen: ChosenRuns,
+    columns: export.ColumnsParameter = None,
     format: export.FormatParameter = TableFormat.csv,
 ) -> StreamingResponse:
     """One row per run, with a column for each axis and each figure; streamed."""
     experiment = store.experiments.get(experiment_id)
-    return export.answer(store, format, f"experiment-{experiment.id}", experiment_id=experiment_id, **chosen)
+    return export.answer(
+        store, format, f"experiment-{experiment.id}", columns, experiment_id=experiment_id, **chosen
+    )
 
 
 @across.get("/stream", dependencies=[SIGNED_IN], response_class=EventStream, summary="Follow all experiments")

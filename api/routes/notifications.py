@@ -1,20 +1,17 @@
 """Subscriptions to what happens, and what was delivered to their receivers."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT, Caller
-from api.bodies import Wanted
+from api.bodies import Pause, Wanted
 from api.deps import CurrentUser, SettingsDep, StoreDep
-from api.problems import declared, invalid
+from api.problems import declared
 from service.db.errors import NotFound
-from service.domain.notifications import Delivery, NewSubscription, Subscription
+from service.domain.notifications import Delivery, NewSubscription, Subscription, SubscriptionChoices
 from service.domain.records import Items
 from service.notifications import subscribing
-from service.notifications.channels import BadSubscription
 from service.store import Store
 
 router = APIRouter(prefix="/api/v1", tags=["notifications"])
@@ -42,16 +39,30 @@ def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription
 def add_subscription(
     wanted: Wanted, store: StoreDep, settings: SettingsDep, user: CurrentUser
 ) -> NewSubscription:
-    """Tell someone when experiments end, fail or are held, budgets run out, or runs are preempted.
+    """Tell someone when experiments end, fail, are undecided or held, budgets run out, or runs are preempted.
 
     The answer has the secret that signs a webhook's messages; no other answer does.
     """
     if wanted.project is not None and not user.principal.sees(wanted.project):
         raise NotFound("project", wanted.project)
-    try:
-        return subscribing.subscribe(store, settings, owner=user.owner, **dict(wanted), actor=user.actor)
-    except BadSubscription as error:
-        raise invalid("invalid-body", f"body.{error.field}", str(error)) from None
+    return subscribing.subscribe(store, settings, owner=user.owner, **dict(wanted), actor=user.actor)
+
+
+@router.get("/subscription-choices", dependencies=[SIGNED_IN], summary="List channels and topics")
+def list_subscription_choices(settings: SettingsDep) -> SubscriptionChoices:
+    """What a subscription may name, and which channels this installation cannot use, and why."""
+    return subscribing.choices(settings)
+
+
+@router.put(
+    "/subscriptions/{subscription_id}/paused", dependencies=[SUBMIT], summary="Pause or resume a subscription"
+)
+def pause_subscription(
+    subscription_id: SubscriptionId, body: Pause, store: StoreDep, user: CurrentUser
+) -> Subscription:
+    """Of what happens while it is paused nothing is sent; one that its receiver or a token ended stays so."""
+    _own(store, subscription_id, user)
+    return store.notifications.pause_subscription(subscription_id, paused=body.paused, actor=user.actor)
 
 
 @router.delete(
@@ -60,11 +71,10 @@ def add_subscription(
     status_code=204,
     summary="Remove a subscription",
 )
-def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Response:
+def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> None:
     """Remove it with its log; messages that wait are not sent."""
     _own(store, subscription_id, user)
     store.notifications.unsubscribe(subscription_id, actor=user.actor)
-    return Response(status_code=204)
 
 
 @router.post(

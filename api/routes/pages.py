@@ -1,11 +1,10 @@
 """What browsers load: the web application, the script of plotly, the interactive documentation."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.metadata
 import mimetypes
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -13,11 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY
-from api.guard import takes_gzip
+from api.deps import SettingsDep
+from api.guard import CONTENT_SECURITY_POLICY, takes_gzip
 from api.problems import ProblemError
 
 router = APIRouter(include_in_schema=False)
@@ -30,30 +30,65 @@ _FILES: Final[Mapping[str, Path]] = {
 _TYPES: Final = {".js": "text/javascript", ".svg": "image/svg+xml"}
 """Where the table of the operating system may say something else."""
 
+_IMPORTED: Final = re.compile(r'^(?:import|export|\}).*?"(\.{1,2}/[^"]+)";', re.MULTILINE)
+_ROUTE: Final = re.compile(r'^route\(\s*"([^"]+)",\s*\(\) =>\s*import\("\./([^"]+)"', re.MULTILINE)
 
-def page() -> Response:
-    return file("index.html")
+
+def application(module: str | None = None, tab: str | None = None) -> Response:
+    """Returns the application, with what the page of a module and its tab import, to be loaded at once."""
+    of_tab = "" if module is None or tab is None else posixpath.join(posixpath.dirname(module), f"{tab}.js")
+    names = ["app.js", *(name for name in (module, of_tab) if name in _FILES)] if module else []
+    modules = dict.fromkeys(one for name in names for one in _imports(name))
+    links = "".join(f'<link rel="modulepreload" href="/static/{one}">\n' for one in modules)
+    html = _FILES["index.html"].read_text(encoding="utf-8").replace("<script ", f"{links}<script ", 1)
+    return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
+
+
+@lru_cache(maxsize=256)
+def _imports(name: str) -> tuple[str, ...]:
+    """A module and all that it imports statically."""
+    found, left = {name: None}, [name]
+    while left:
+        of = left.pop()
+        for path in _IMPORTED.findall(_FILES[of].read_text(encoding="utf-8")):
+            one = posixpath.normpath(posixpath.join(posixpath.dirname(of), path))
+            if one not in found:
+                found[one] = None
+                left.append(one)
+    return tuple(found)
 
 
 def missing_page() -> Response:
     """The application, which says that this page does not exist."""
-    answer = page()
+    answer = application()
     answer.status_code = 404
     return answer
 
 
-def paths() -> Iterator[str]:
-    """Yields the paths of the pages that `app.js` routes, such as `/runs/{id}/{tab}`."""
-    source = _FILES["app.js"].read_text(encoding="utf-8")
-    for pattern in re.findall(r'^route\("([^"]+)"', source, re.MULTILINE):
+def paths() -> Iterator[tuple[str, str]]:
+    """Yields the paths of the pages that `app.js` routes, such as `/runs/{id}/{tab}`, with their modules."""
+    for pattern, module in _ROUTE.findall(_FILES["app.js"].read_text(encoding="utf-8")):
         path = re.sub(r":(\w+)", r"{\1}", pattern)
         if path.endswith("?"):
-            yield path[: path.rindex("/")]
-        yield path.removesuffix("?")
+            yield path[: path.rindex("/")], module
+        yield path.removesuffix("?"), module
 
 
-for _path in paths():
-    router.add_api_route(_path, page, methods=["GET"], dependencies=[PUBLIC_ANY_QUERY])
+_EMBEDDED: Final = "/embed"
+"""Path of the pages that others may show in a frame, as far as the settings allow it."""
+
+
+def _route(path: str, module: str) -> None:
+    @router.get(path, dependencies=[PUBLIC_ANY_QUERY])
+    def page(request: Request, settings: SettingsDep) -> Response:
+        answer = application(module, request.path_params.get("tab"))
+        if path.startswith(_EMBEDDED) and settings.embed_origins:
+            answer.headers["Content-Security-Policy"] = f"{CONTENT_SECURITY_POLICY}{settings.embed_origins}"
+        return answer
+
+
+for _path, _module in paths():
+    _route(_path, _module)
 
 
 # Before all other static files, whose route takes any name.

@@ -1,7 +1,5 @@
 """Users and service accounts, their tokens, and the audit log."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Projects and their members."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query

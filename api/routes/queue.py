@@ -1,7 +1,5 @@
 """What waits and why, the hardware catalogue and the cluster."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Runs: list over everything, figures, curves, logs, live follow."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping
@@ -12,12 +10,13 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import export
-from api.access import MANAGE_RUN, MAX_ID, SEE_RUN, SIGNED_IN, SUBMIT_FROM_RUN, while_permitted
-from api.bodies import Continuation, Retraining
+from api.access import MANAGE_RUN, MAX_ID, ORGANISE_RUN, SEE_RUN, SIGNED_IN, SUBMIT_FROM_RUN, while_permitted
+from api.bodies import Continuation, Retraining, RunChange, TypedTexts
 from api.deps import (
     BINARY,
     SPEC_SCHEMA,
     TEXT,
+    BoundedDep,
     ChosenRuns,
     CurrentUser,
     IdempotencyKey,
@@ -30,9 +29,10 @@ from api.deps import (
     answered,
     attached,
 )
-from api.problems import ProblemError
+from api.problems import ProblemError, declared
 from api.routes.experiments import SUBMITTED, submitted
 from api.stream import EventStream, Place
+from service.config.settings import Settings
 from service.domain.formats import TableFormat
 from service.domain.ledger import Account
 from service.domain.records import (
@@ -42,21 +42,17 @@ from service.domain.records import (
     LogLine,
     MeasurementRow,
     MetricSeries,
+    ModelAnswer,
+    ModelTrial,
     Page,
     Points,
     Run,
     RunSummary,
+    Stream,
 )
+from service.output import run_data, run_files
+from service.output.bounded import Unanswerable, ask_model, trial_of
 from service.output.model_folder import open_model, read_model_card
-from service.output.run_files import (
-    SavedCheckpoint,
-    json_lines,
-    predictions_file,
-    raw,
-    read_kernel_trace,
-    read_trace,
-    saved_checkpoints,
-)
 from service.specs.derived import continued, retrained
 from service.store import Store
 from service.store.series import MOST_POINTS
@@ -110,6 +106,16 @@ def export_runs(
 def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
     return store.runs.get(run_id)
+
+
+@router.patch(
+    "/{run_id}/marks", dependencies=[ORGANISE_RUN], summary="Change a run's name, star, tags and notes"
+)
+def change_run(run_id: RunId, store: StoreDep, user: CurrentUser, body: RunChange) -> Run:
+    """Set what people add to a run; `starred`, `tag = baseline` and `name = best` in a filter find it."""
+    experiment_id = store.runs.get(run_id).experiment_id
+    (run,) = store.requests.change_runs(experiment_id, [run_id], **body.model_dump(), actor=user.actor)
+    return run
 
 
 @router.post("/{run_id}/cancel", dependencies=[MANAGE_RUN], summary="Cancel a run")
@@ -259,11 +265,15 @@ def get_logs(
         str | None,
         Query(min_length=1, max_length=200, description="Lines with this text, in upper or lower case."),
     ] = None,
+    stream: Annotated[
+        Stream | None,
+        Query(description="The run's own lines (log), or what was written to stdout or stderr."),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
 ) -> Items[LogLine]:
     """Lines for people, the oldest first."""
     lines = store.runs.logs(
-        run_id, after=after, before=before, limit=limit, attempt=attempt, containing=contains
+        run_id, after=after, before=before, limit=limit, attempt=attempt, containing=contains, stream=stream
     )
     return Items(lines)
 
@@ -303,7 +313,7 @@ def get_model(
 )
 def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
     """Where its traced steps went on every worker; opens in Perfetto and chrome://tracing."""
-    document = read_trace(store, settings, run_id)
+    document = run_files.read_trace(store, settings, run_id)
     return Response(document, media_type="application/json", headers=attached(f"run-{run_id}-trace.json"))
 
 
@@ -326,9 +336,25 @@ def get_kernel_trace(
     rank: Annotated[int, Query(ge=0, description="The worker, from 0.")] = 0,
 ) -> Response:
     """The operators and kernels of a worker's profiled steps; opens in Perfetto and chrome://tracing."""
-    document = read_kernel_trace(store, settings, run_id, rank)
+    document = run_files.read_kernel_trace(store, settings, run_id, rank)
     name = f"run-{run_id}-kernels-{rank}.json"
     return Response(document, media_type="application/json", headers=attached(name))
+
+
+@router.get(
+    "/{run_id}/histograms",
+    dependencies=[SEE_RUN],
+    response_class=Response,
+    responses=answered(
+        "By step and layer, the largest magnitude m of weights and gradients and counts in 64 equal bins of "
+        "[-m, m]; null where one is not finite. Empty without `telemetry.histogram_steps`.",
+        {"application/json": {"type": "array", "items": {"type": "object"}}},
+    ),
+    summary="Get histograms of a run's weights and gradients",
+)
+def get_histograms(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+    """How they were distributed in the steps that the spec asked for, as rank 0 had them."""
+    return Response(run_files.read_histograms(store, settings, run_id), media_type="application/json")
 
 
 @router.get(
@@ -352,14 +378,88 @@ def get_predictions(
     ] = "parquet",
 ) -> StreamingResponse:
     """What the best checkpoint made of the test part, which was scored once; streamed."""
-    file = predictions_file(store, settings, run_id)
-    chunks = raw(file) if format == "parquet" else json_lines(file)
+    file = run_files.predictions_file(store, settings, run_id)
+    chunks = run_files.raw(file) if format == "parquet" else run_files.json_lines(file)
     first = next(chunks, b"")  # What cannot be read is told before the answer begins.
     return StreamingResponse(
         itertools.chain((first,), chunks),
         media_type=export.MEDIA_TYPES[TableFormat(format)],
         headers=attached(f"run-{run_id}-predictions.{format}"),
     )
+
+
+@router.get(
+    "/{run_id}/predictions/rows",
+    dependencies=[SEE_RUN],
+    responses=declared("no-predictions"),
+    summary="Look through the predictions of a run's test part",
+)
+def list_predictions(
+    run_id: RunId,
+    store: StoreDep,
+    settings: SettingsDep,
+    order: Annotated[
+        run_data.PredictionOrder,
+        Query(description="worst, the most or least confident (sure, unsure), or the order of the file."),
+    ] = "worst",
+    label: Annotated[str | None, Query(max_length=200, description="Of this true label.")] = None,
+    predicted: Annotated[str | None, Query(max_length=200, description="Of this predicted label.")] = None,
+    wrong: Annotated[bool | None, Query(description="Only wrong or only right ones.")] = None,
+    offset: Annotated[int, Query(ge=0, le=200_000, description="Predictions to skip.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=200, description="Most predictions in the answer.")] = 50,
+) -> run_data.PredictedUnits:
+    """A page of them with confidence, and with texts and tokens where the data is at hand unchanged."""
+    return run_data.predicted_units(store, settings, run_id, order, label, predicted, wrong, offset, limit)
+
+
+@router.get(
+    "/{run_id}/predictions/summary",
+    dependencies=[SEE_RUN],
+    responses=declared("no-predictions"),
+    summary="Summarise the predictions of a run's test part",
+)
+def get_prediction_summary(
+    run_id: RunId, store: StoreDep, settings: SettingsDep
+) -> run_data.PredictionSummary:
+    """Which labels are confused, how well confidence is calibrated, and what rows can be chosen by."""
+    return run_data.prediction_summary(store, settings, run_id)
+
+
+@router.get("/{run_id}/data", dependencies=[SEE_RUN], summary="Inspect the data of a run")
+def get_run_data(run_id: RunId, store: StoreDep, settings: SettingsDep) -> run_data.RunDataset:
+    """Samples, labels, lengths, duplicates and overlap of its files, of the first 64 MiB."""
+    return run_data.run_data(store, settings, run_id)
+
+
+@router.get(
+    "/{run_id}/evaluate",
+    dependencies=[SEE_RUN],
+    responses=declared("unanswerable"),
+    summary="Get what a run's model can be asked",
+)
+def get_model_trial(run_id: RunId, store: StoreDep, settings: SettingsDep) -> ModelTrial:
+    """The fields of an example, and how many texts a request takes."""
+    _require_evaluation(settings)
+    return trial_of(store, run_id)[0]
+
+
+@router.post(
+    "/{run_id}/evaluate",
+    dependencies=[SEE_RUN],
+    responses=declared("unanswerable", "no-model"),
+    summary="Evaluate texts with a run's model",
+)
+def evaluate_texts(
+    run_id: RunId, body: TypedTexts, store: StoreDep, settings: SettingsDep, process: BoundedDep
+) -> Items[ModelAnswer]:
+    """Answers of the best checkpoint, from one process beside the API, bounded in time and memory."""
+    _require_evaluation(settings)
+    return Items(ask_model(process, store, settings, run_id, body.texts, body.shared))
+
+
+def _require_evaluation(settings: Settings) -> None:
+    if not settings.evaluates():
+        raise Unanswerable("this service evaluates no texts; an operator sets STILLHOUSE_EVALUATE=true")
 
 
 @router.get("/{run_id}/stream", dependencies=[SEE_RUN], response_class=EventStream, summary="Follow a run")
@@ -393,10 +493,29 @@ def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     return Response(store.runs.config(run_id), media_type="application/json")
 
 
+@router.get(
+    "/{run_id}/patch",
+    dependencies=[SEE_RUN],
+    response_class=Response,
+    responses=answered(
+        "A patch to the commit in the attempt's facts, at most 256 KiB, with untracked files in comments; "
+        "empty where the code did not differ, or that is not known.",
+        {"text/x-diff": TEXT},
+    ),
+    summary="Get the changes to the code of a run",
+)
+def get_patch(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+    """How the code that trained its newest attempt differs from its commit; nothing in it is filtered."""
+    patch = run_files.read_patch(store, settings, run_id)
+    return Response(patch, media_type="text/x-diff", headers=attached(f"run-{run_id}.patch"))
+
+
 @router.get("/{run_id}/checkpoints", dependencies=[SEE_RUN], summary="List the checkpoints of a run")
-def list_checkpoints(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Items[SavedCheckpoint]:
+def list_checkpoints(
+    run_id: RunId, store: StoreDep, settings: SettingsDep
+) -> Items[run_files.SavedCheckpoint]:
     """Checkpoints on disk, newest first; older ones are removed once newer ones are complete."""
-    return Items(saved_checkpoints(store, settings, run_id))
+    return Items(run_files.saved_checkpoints(store, settings, run_id))
 
 
 @router.get(

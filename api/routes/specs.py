@@ -1,18 +1,22 @@
 """Check and preview a spec without submitting it."""
 
-from __future__ import annotations
-
+import json
+import re
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from api.access import SIGNED_IN, SUBMIT
 from api.deps import (
+    BINARY,
     SPEC_BODY,
+    BoundedDep,
     CatalogueDep,
     ChecksDep,
     ClusterDep,
@@ -24,16 +28,19 @@ from api.deps import (
     StoreDep,
     answered,
 )
-from api.problems import ProblemError
+from api.problems import ProblemError, invalid
 from service.config.document import SpecError
 from service.config.examples import Example, examples
 from service.domain.records import Items
+from service.output.bounded import Unanswerable
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.preview import Preview, Validated, infeasible_cells, notes_of, planned_runs
 from service.planner.start_forecasts import planned_start
 from service.scheduling.admission import admit, checked_plans, fresh, read_spec
+from service.specs.data import at_hand, train_examples
 from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable
+from trainers.data.paths import UnusablePath, find
 
 router = APIRouter(prefix="/api/v1", tags=["specs"])
 
@@ -128,7 +135,8 @@ async def preview_spec(
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
         reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
         end = start + len(runs)
-        forecast = forecast_of(spec, store, catalogue, reused=reuse.runs) if start == 0 else None
+        count = partial(train_examples, roots=settings.roots("data"))
+        forecast = forecast_of(spec, store, catalogue, reused=reuse.runs, count=count) if start == 0 else None
         if forecast is not None:
             further = beyond_projects_budget(spec, forecast, store)
             forecast = replace(forecast, warnings=(*forecast.warnings, *further))
@@ -151,6 +159,66 @@ async def preview_spec(
         )
 
     return await checks.heavy(page)
+
+
+_FILE = re.compile(r"\w[\w .()+-]*\.(csv|tsv|json|jsonl|parquet)")
+
+
+@router.post(
+    "/data/inspect",
+    dependencies=[SUBMIT],
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
+    response_model=None,
+    responses=answered(
+        "As of `stillhouse inspect`, with the spec as YAML.",
+        {"application/json": {"type": "object"}},
+        "unanswerable",
+    ),
+    summary="Look at data",
+)
+def inspect_data(
+    content: SpecBody,
+    settings: SettingsDep,
+    process: BoundedDep,
+    name: Annotated[
+        str | None,
+        Query(
+            max_length=100,
+            description="Name of the file that is sent, at most 1 MiB; its end tells the format.",
+            examples=["reviews.csv"],
+        ),
+    ] = None,
+    path: Annotated[
+        str | None, Query(max_length=4000, description="Instead, a dataset below a data root.")
+    ] = None,
+) -> Response:
+    """Columns, labels, lengths and problems, as far as the first rows show, and a spec to start from."""
+    roots = settings.roots("data")
+    if name is not None and not _FILE.fullmatch(name):
+        raise invalid(
+            "invalid-parameter",
+            "query.name",
+            "use letters and digits, and .csv, .tsv, .json, .jsonl or .parquet",
+        )
+    if name is None:
+        try:
+            dataset = find(path or "", roots)
+        except UnusablePath as error:
+            raise Unanswerable(str(error)) from None
+        if not path or dataset in roots:
+            raise invalid(
+                "invalid-parameter", "query.path", "give the path of a dataset, or name and content"
+            )
+        with at_hand(dataset, roots) as (near, within):
+            if near is None:
+                raise Unanswerable(f"'{path}' is too large to be copied from the store, or not readable now")
+            text = json.dumps(process.ask("inspect", path=near, roots=within or [near]))
+            return Response(text.replace(str(near), str(dataset)), media_type="application/json")
+    with TemporaryDirectory(prefix="stillhouse-data-") as folder:
+        (Path(folder) / name).write_bytes(content)
+        found = process.ask("inspect", path=Path(folder) / name, roots=[folder])
+        text = json.dumps({**found, "path": name, "put_into": str(roots[0])})
+        return Response(text.replace(f"{folder}/", ""), media_type="application/json")
 
 
 def _start(token: str | None) -> int:

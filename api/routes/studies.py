@@ -1,7 +1,5 @@
 """Studies: several experiments that are submitted, followed and cancelled as one."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response

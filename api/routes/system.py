@@ -1,7 +1,5 @@
 """Health and metrics of this process, the OpenAPI document, and what each problem type means."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from html import escape

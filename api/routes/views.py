@@ -1,10 +1,8 @@
-"""Saved views of the list of experiments: one's own, and those that are shared with projects."""
-
-from __future__ import annotations
+"""Saved views of the list of experiments, and dashboards: one's own, and those shared with projects."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewView
@@ -12,17 +10,23 @@ from api.deps import CurrentUser, StoreDep
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
 from service.domain.access import Action
-from service.domain.records import Items, View
+from service.domain.records import Items, View, ViewKind
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"])
 
 ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.", examples=[3])]
 
 
-@router.get("/views", dependencies=[SIGNED_IN], summary="List saved views of the list of experiments")
-def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
+@router.get("/views", dependencies=[SIGNED_IN], summary="List saved views")
+def list_views(
+    store: StoreDep,
+    user: CurrentUser,
+    kind: Annotated[
+        ViewKind, Query(description="Views of the list of experiments, or dashboards.")
+    ] = ViewKind.list,
+) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
-    found = store.views.visible(user.principal.user, user.visible)
+    found = store.views.visible(user.principal.user, user.visible, kind)
     return Items([view for view in found if user.principal.reaches(view.project)])
 
 
@@ -31,10 +35,10 @@ def list_views(store: StoreDep, user: CurrentUser) -> Items[View]:
     dependencies=[SUBMIT],
     status_code=201,
     responses=declared("not-found", "conflict"),
-    summary="Save a view of the list of experiments",
+    summary="Save a view",
 )
 def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
-    """Save filter, order and columns under a name; a view of yours with this name is replaced.
+    """Save what a page shows under a name; a view of yours with this kind and name is replaced.
 
     To share it takes the role of a member in the project.
     """
@@ -48,7 +52,7 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
 
 
 @router.delete("/views/{view_id}", dependencies=[SUBMIT], status_code=204, summary="Delete a saved view")
-def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response:
+def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> None:
     """Its owner may, and of a shared one also the maintainers of its project."""
     view = store.views.get(view_id)
     if not user.principal.reaches(view.project):
@@ -63,4 +67,3 @@ def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> Response
                 "delete it",
             )
     store.views.delete(view_id, actor=user.actor)
-    return Response(status_code=204)

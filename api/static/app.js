@@ -2,7 +2,8 @@
 
 import { ApiError, administers, logOut, whoami } from "./core/api.js";
 import { announce, h, replace } from "./core/dom.js";
-import { act } from "./core/dialog.js";
+import { act, toast } from "./core/dialog.js";
+import { focusRows, isTyping, listen } from "./core/keys.js";
 import { go, open, route, start } from "./core/router.js";
 import { failed, loading, missing } from "./core/states.js";
 import { showLive } from "./core/stream.js";
@@ -16,6 +17,7 @@ const PAGES = [
   ["/", "Experiments"],
   ["/queue", "Queue"],
   ["/new", "New"],
+  ["/dashboards", "Dashboards"],
   ["/guide", "Guide"],
   ["/hardware", "Hardware"],
   ["/projects", "Projects"],
@@ -25,6 +27,7 @@ const PAGES = [
 ];
 
 route("/", () => import("./views/experiments.js"));
+route("/compare/runs", () => import("./views/run_diff.js"));
 route("/compare", () => import("./views/compare.js"));
 route("/experiments/:id/:tab?", () => import("./views/experiment/index.js"));
 route("/runs/:id/:tab?", () => import("./views/run/index.js"));
@@ -37,6 +40,8 @@ route("/people", () => import("./views/people.js"));
 route("/tokens", () => import("./views/tokens.js"));
 route("/audit", () => import("./views/audit.js"));
 route("/deleted", () => import("./views/deleted.js"));
+route("/dashboards/:id?", () => import("./views/dashboards.js"));
+route("/embed/:id?", () => import("./views/embed.js"));
 route("/account", () => import("./views/account.js"));
 
 function markPage() {
@@ -48,6 +53,7 @@ function markPage() {
         : location.pathname.startsWith(path);
     if (own) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
+    if (own) link.scrollIntoView({ block: "nearest", inline: "center" });
   }
 }
 
@@ -67,17 +73,33 @@ function showTheme() {
   });
 }
 
+const pagesOf = who => PAGES.filter(([, , seen]) => !seen || seen(who));
+
+/** Opens the command palette, whose script is loaded for the first time it is wanted. */
+async function find() {
+  const [palette, who] = await Promise.all([import("./core/palette.js"), whoami()]);
+  const entries = [...pagesOf(who), ["/account", "Account"], ["/deleted", "Deleted experiments"]];
+  palette.open(
+    [
+      ...entries.map(([path, title]) => palette.page(title, path)),
+      { kind: "Action", title: "Change the theme", run: () => document.getElementById("theme").click() },
+      { kind: "Page", title: "API", run: () => location.assign("/docs") },
+    ],
+    who,
+  );
+}
+
 async function showReader() {
   const who = await whoami();
   replace(
     document.getElementById("pages"),
-    PAGES.filter(([, , seen]) => !seen || seen(who)).map(([path, title]) => h("a", { href: path }, title)),
+    pagesOf(who).map(([path, title]) => h("a", { href: path }, title)),
     h("a", { href: "/docs" }, "API"),
   );
   const name = document.getElementById("who"),
     out = document.getElementById("out");
-  name.hidden = who.via === "open";
-  name.textContent = who.user;
+  name.hidden = false;
+  name.textContent = who.via === "open" ? "Account" : who.user;
   out.hidden = who.via !== "session";
   out.addEventListener("click", () => act(out, logOut));
   markPage();
@@ -89,6 +111,13 @@ function fromOldAddress() {
   if (old) history.replaceState(null, "", `/${old[1] || ""}`);
 }
 
+const complain = error => toast(error.message, { problem: true });
+document.getElementById("find").addEventListener("click", () => find().catch(complain));
+document.getElementById("to-rows").addEventListener("click", event => {
+  event.preventDefault();
+  focusRows();
+});
+listen();
 showTheme();
 fromOldAddress();
 addEventListener("hashchange", () => {
@@ -122,8 +151,29 @@ start(main, {
     first = false;
   },
 });
+
+// A menu closes on Escape, on a choice, and on a click elsewhere; a dialog that it opened is not elsewhere.
+const openMenus = () => /** @type {HTMLDetailsElement[]} */ ([...document.querySelectorAll(".menu[open]")]);
+document.addEventListener("click", event => {
+  const place = /** @type {Element} */ (event.target);
+  for (const menu of openMenus())
+    if (!(menu.contains(place) || place.closest("dialog")) || place.closest(".menu > .list > :is(a, button)"))
+      menu.open = false;
+});
 document.addEventListener("keydown", event => {
-  if (event.key !== "/" || /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName || "")) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  for (const menu of openMenus()) {
+    menu.open = false;
+    if (menu.contains(document.activeElement)) menu.querySelector("summary").focus();
+  }
+});
+document.addEventListener("keydown", event => {
+  if ((event.ctrlKey || event.metaKey) && event.key === "k") {
+    event.preventDefault();
+    find().catch(complain);
+    return;
+  }
+  if (event.key !== "/" || isTyping()) return;
   /** @type {HTMLInputElement} */
   const search = main.querySelector('input[type="search"]');
   if (search) {

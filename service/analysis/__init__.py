@@ -6,5 +6,3 @@ line and the report alike; `run_table` is what an answer rests on. What cannot b
 """
 
 from service.analysis.answers import AnalysisError
-
-__all__ = ["AnalysisError"]

@@ -7,8 +7,6 @@ those. Its interval is a stratified bootstrap's: the seeds of each configuration
 task, and the tasks are fixed. Of two seeds there is nothing to resample.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

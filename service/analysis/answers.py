@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Literal
 
 from service.domain.grid import AxisValue
+from service.domain.ledger import Interruptions
 from service.domain.metrics import Metric, Spread
 from service.domain.serialization import Number, Serializable
 from trainers.metrics import Better
@@ -40,6 +41,8 @@ class ComparedRow(Serializable):
     disturbed: int = 0  # Runs with a result that neighbours disturbed while they were measured
     disturbed_by: Mapping[str, int] = field(default_factory=dict)
     """How many runs each neighbour disturbed: `foreign`, `other_experiment`, `same_experiment`."""
+    interruptions: Interruptions | None = None
+    """What interruptions cost on the market that its runs name, and what it saved; null = not on such."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ Choosing is selection, so there are two kinds of claims:
   points: the family is all pairs of whatever was tried, from which any may be picked.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """From runs to what is compared: configurations, and sides averaged over other axes."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

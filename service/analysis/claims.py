@@ -24,8 +24,6 @@ for time-like and accuracy-like figures. Rank tests cannot go below p = 2^(1 - S
 many claims survives with few seeds, and a bootstrap has nothing to resample there.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import functools
@@ -69,35 +67,16 @@ _TESTS: Mapping[tuple[bool, bool], Test] = {
 }
 
 
-def compare(
-    metric: str,
-    a: Mapping[int, float],
-    b: Mapping[int, float],
-    *,
-    better: Better,
-    margin: float | None = None,
-    alpha: float = 0.05,
-    resolution: Resolution | None = None,
-    scores: tuple[UnitScores, UnitScores] | None = None,
-) -> Claim:
-    """Tests A against B, from values by replicate in the metric's unit.
+class Family:
+    """All pairs of some sides on one metric, corrected together; above `MOST_PAIRS` by Bonferroni.
 
     Args:
+        sides: Values by replicate, in the metric's unit.
         margin: Largest difference that counts as none, in the metric's unit.
         resolution: The figure's steps; None = derived from the metric's name.
-        scores: Of each example by seed, for A and for B. Used where they cover the compared seeds, on the
-            same examples everywhere, and have the figures as their means.
+        scores: Of each example by seed. Used where they cover the compared seeds, on the same examples
+            everywhere, and have the figures as their means.
     """
-    _check(metric, a, b, margin, alpha)
-    steps = resolution_of(metric) if resolution is None else resolution
-    tables = None if scores is None else _tables({"a": scores[0], "b": scores[1]})
-    of_units = None if tables is None else (tables["a"], tables["b"])
-    claim, uncertainty = _tested(metric, _sample(metric, a, b, steps, of_units), margin, alpha)
-    return _judged(claim, uncertainty, better, alpha)
-
-
-class Family:
-    """All pairs of some sides on one metric, corrected together; above `MOST_PAIRS` by Bonferroni."""
 
     def __init__(
         self,
@@ -118,10 +97,6 @@ class Family:
         self.size = math.comb(len(testable), 2)
         self._corrected = self._correct(testable) if self.size <= MOST_PAIRS else None
 
-    @property
-    def is_corrected_stepwise(self) -> bool:
-        return self._corrected is not None
-
     def claim(self, a: str, b: str) -> Claim:
         _check(self.metric, self.sides[a], self.sides[b], self.margin, self.alpha)
         claim, uncertainty = self._test(a, b)
@@ -137,7 +112,9 @@ class Family:
             p_equivalent=None if claim.p_equivalent is None else p_equivalent,
             claims=self.size,
         )
-        return _judged(corrected, uncertainty, self.better, self.alpha)
+        verdict = _verdict(corrected, self.better, self.alpha)
+        more = _more_seeds(corrected, uncertainty, self.alpha) if verdict == "undecided" else None
+        return replace(corrected, verdict=verdict, more_seeds=more)
 
     def _test(self, a: str, b: str) -> tuple[Claim, Uncertainty]:
         if (a, b) not in self._tests:
@@ -344,12 +321,6 @@ def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> 
     room = margin - abs(difference)
     one_sided = uncertainty.p_value(room) / 2
     return one_sided if room > 0 else 1.0 - one_sided
-
-
-def _judged(claim: Claim, uncertainty: Uncertainty, better: Better, alpha: float) -> Claim:
-    verdict = _verdict(claim, better, alpha)
-    more = _more_seeds(claim, uncertainty, alpha) if verdict == "undecided" else None
-    return replace(claim, verdict=verdict, more_seeds=more)
 
 
 def _verdict(claim: Claim, better: Better, alpha: float) -> Verdict:

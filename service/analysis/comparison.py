@@ -5,11 +5,8 @@ axes) weighs the same, however many of its seeds have finished, and the spread i
 of a cell (`service.analysis.repeats`), so that it never contains the effect of an axis.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,61 +15,34 @@ import numpy.typing as npt
 from service.analysis.answers import ComparedRow, ComparisonAnswer
 from service.analysis.ranking import label_of
 from service.analysis.repeats import counts_repeats, replicate_of
-from service.domain.metrics import DEFAULT_METRICS, METRICS, Metric, Spread, mixes_energy
+from service.domain.metrics import Metric, Spread, mixes_energy
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
 Figures = npt.NDArray[np.float64]
-Column = Callable[[str], Figures]
+Column = Callable[[str], Figures]  # A figure of all runs (N,) by its name, NaN where missing
 
 
 def compare(
-    runs: Iterable[Run],
-    *,
-    by: Sequence[str] | None = None,
-    metrics: Sequence[str | Metric] = DEFAULT_METRICS,
-    column: Column | None = None,
+    runs: Sequence[Run], axes: Sequence[str], metrics: Sequence[Metric], column: Column
 ) -> ComparisonAnswer:
-    """Sets runs in grid order side by side, without claims and notes.
-
-    Args:
-        by: Axes that make the rows; None = all axes that any run has.
-        metrics: Names from `METRICS`, or metrics that `column` provides.
-        column: Returns a figure of all runs (N,) by name, NaN where missing; None = the runs' attributes.
-    """
-    runs = list(runs)
-    known = list(dict.fromkeys(name for run in runs for name in run.point))
-    axes = tuple(known if by is None else by)
-    for name in axes:
-        if name not in known:
-            raise ValueError(f"unknown axis '{name}'; axes: {', '.join(known) or 'none'}")
-    chosen = tuple(_metric(name) if isinstance(name, str) else name for name in metrics)
+    """Sets runs in grid order side by side, a row per point of `axes`, without claims and notes."""
     grouped: dict[tuple[Any, ...], list[int]] = {}
     for position, run in enumerate(runs):
         key = tuple([_hashable(run.point.get(name)) for name in axes])
         grouped.setdefault(key, []).append(position)
-    spreads = _spreads(runs, list(grouped.values()), chosen, column or partial(_column, runs))
+    spreads = _spreads(runs, list(grouped.values()), metrics, column)
     rows = tuple(
         _row(axes, [runs[position] for position in members], figures)
         for members, figures in zip(grouped.values(), spreads, strict=True)
     )
-    return ComparisonAnswer(axes, chosen, rows, _best(rows, chosen), claims=(), notes=())
+    best = _best(rows, metrics)
+    return ComparisonAnswer(tuple(axes), tuple(metrics), rows, best, claims=(), notes=())
 
 
 def _hashable(value: Any) -> Any:
     # Equal keys, unlike values: True == 1 == 1.0.
     return (type(value), value) if isinstance(value, str | int | float | bool | None) else json.dumps(value)
-
-
-def _column(runs: Sequence[Run], name: str) -> Figures:
-    return np.array([getattr(run, name) for run in runs], dtype=float)
-
-
-def _metric(name: str) -> Metric:
-    for metric in METRICS:
-        if metric.name == name:
-            return metric
-    raise ValueError(f"unknown metric '{name}'; metrics: {', '.join(m.name for m in METRICS)}")
 
 
 def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread | None]) -> ComparedRow:

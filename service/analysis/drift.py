@@ -5,8 +5,6 @@ on the middle of each run's time: log(time) = a + b x hours. Student's t gives t
 100 (exp(b) - 1) is the drift in percent per hour. Residuals are at least `REPEATABILITY`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

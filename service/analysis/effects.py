@@ -11,8 +11,6 @@ ratios, so that it means that the ratio itself changes (`service.analysis.uncert
 lack a cell are left out, as are cells of the other axes that some combination of values lacks.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +23,7 @@ from scipy import linalg, stats
 
 from service.analysis.answers import AnalysisError, Claim, Effects, LevelEffect, Scale, Term
 from service.analysis.cells import Side, sides
-from service.analysis.claims import Family
+from service.analysis.claims import MOST_PAIRS, Family
 from service.analysis.ranking import label_of
 from service.analysis.recommend import Configuration
 from service.analysis.repeats import seed_of, units_of
@@ -105,7 +103,7 @@ def _claims(
     every: list[Claim] = []
     reasons: list[str] = []
     pairs = list(itertools.combinations(range(len(labels)), 2))
-    for first, other in pairs if family.is_corrected_stepwise else pairs[: len(labels) - 1]:
+    for first, other in pairs if family.size <= MOST_PAIRS else pairs[: len(labels) - 1]:
         try:
             claim = family.claim(labels[other], labels[first])
         except AnalysisError as error:

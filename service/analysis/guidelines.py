@@ -5,8 +5,6 @@ guideline cannot contradict the comparison that it quotes. Experiments that vary
 hardware stand together; where their claims disagree, the guideline says so and does not decide.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

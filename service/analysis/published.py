@@ -1,10 +1,8 @@
 """Printed figures of a study next to own ones, with what differs in the conditions."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +97,8 @@ def compare_published(
             continue
         lacking = []
         for name, printed in row.figures.items():
-            if values := found.figures[name]:
-                figures.append(_figure(label, found, name, printed, values, question))
+            if found.figures[name]:
+                figures.append(own.figure(label, found, name, printed))
             else:
                 lacking.append(name)
         if lacking:
@@ -115,36 +113,6 @@ def _check(name: str, question: Question) -> None:
     known = dict.fromkeys([*(metric.name for metric in METRICS), *DECLARED, *question.figure_names])
     if name not in known:
         raise BadQuestion(_PARAMETER, f"unknown figure '{name[:100]}'; {nearest(name[:100], known)}")
-
-
-def _figure(
-    label: str,
-    cell: Configuration,
-    name: str,
-    printed: float,
-    values: Mapping[int, float],
-    question: Question,
-) -> PublishedFigure:
-    mean = math.fsum(values.values()) / len(values)
-    low, high = _interval(values, question, name)
-
-    def over(value: float | None) -> float | None:
-        return None if value is None or printed == 0.0 else value / printed
-
-    ends = sorted(end for end in (over(low), over(high)) if end is not None)
-    return PublishedFigure(
-        label=label,
-        point=cell.point,
-        metric=name,
-        printed=printed,
-        mean=mean,
-        low=low,
-        high=high,
-        seeds=len(means_by_seed(values)),
-        ratio=over(mean),
-        ratio_low=ends[0] if ends else None,
-        ratio_high=ends[1] if ends else None,
-    )
 
 
 def _interval(
@@ -213,6 +181,29 @@ class _Own:
         more = ", ".join(axis for axis in self.question.axes if not {axis, *fields_of(axis)} & point.keys())
         return f"it fits {len(matching)} own configurations; give {more} in at"
 
+    def figure(self, label: str, cell: Configuration, name: str, printed: float) -> PublishedFigure:
+        values = cell.figures[name]
+        mean = math.fsum(values.values()) / len(values)
+        low, high = _interval(values, self.question, name)
+
+        def over(value: float | None) -> float | None:
+            return None if value is None or printed == 0.0 else value / printed
+
+        ends = sorted(end for end in (over(low), over(high)) if end is not None)
+        return PublishedFigure(
+            label=label,
+            point=cell.point,
+            metric=name,
+            printed=printed,
+            mean=mean,
+            low=low,
+            high=high,
+            seeds=len(means_by_seed(values)),
+            ratio=over(mean),
+            ratio_low=ends[0] if ends else None,
+            ratio_high=ends[1] if ends else None,
+        )
+
     def condition(self, name: str, printed: AxisValue) -> Condition:
         known = self.values(name)
         differs = None if not known else not all(_same(of, printed) for of in known)
@@ -253,15 +244,11 @@ def _looked_up(name: str, facts: Sequence[Facts]) -> list[Any]:
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(_fields(facts))
-
-
-def _fields(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", of) for inner, of in value.items())
-        else:
-            yield name, value
+        section = isinstance(value, Mapping)
+        flat |= {f"{name}.{inner}": of for inner, of in value.items()} if section else {name: value}
+    return flat
 
 
 def _same(own: Any, printed: Any) -> bool:

@@ -3,8 +3,6 @@
 REST, the command line and the report all come here, so that they give the same numbers.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -42,12 +40,13 @@ from service.analysis.claims import MOST_PAIRS, Family
 from service.analysis.comparison import compare
 from service.analysis.effects import effects, sentences
 from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
-from service.analysis.recommend import Configuration, recommend, recommend_per
+from service.analysis.recommend import Configuration, Rules, recommend, recommend_per
 from service.analysis.repeats import agreement, agreement_notes
 from service.analysis.rows import Rows, is_at
-from service.analysis.speedup import WorkerShape, is_rate, ratio, scales, scaling, times_to_target
+from service.analysis.speedup import WorkerShape, is_rate, ratio_of, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.suggestions import nearest
+from service.domain.ledger import Account, interruptions
 from service.domain.metrics import MARGINS, Metric, scale_of, spent_metrics
 from service.domain.neighbours import Neighbour, counted
 from service.domain.records import PointRow
@@ -104,10 +103,11 @@ class Question(Rows):
             if pair[0] == pair[1]:
                 raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
         axes = self._axes(by) if by or pair is None else tuple(pair[0])
-        table = compare(self.run_table.runs, by=axes, metrics=chosen, column=self._column)
+        table = compare(self.run_table.runs, axes, chosen, self._column)
         rows = self._with_company(table)
         tested: tuple[TestedPair, ...] = ()
         notes = self._notes(chosen)
+        notes += [f"{row.label}: {row.interruptions.words}" for row in rows if row.interruptions]
         agreed = tuple(self._agreement())
         notes += agreement_notes(agreed, self._to_agree)
         if claims or pair is not None:
@@ -151,9 +151,13 @@ class Question(Rows):
     def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
         shared: Counter[str] = Counter()
         causes: dict[str, list[tuple[Neighbour, ...]]] = {}
+        charged: dict[str, list[tuple[Account, float] | None]] = {}
         for positions in self._positions:
             runs = [self.run_table.runs[at] for at in positions]
             label = label_of({axis: runs[0].point.get(axis) for axis in table.axes})
+            charged.setdefault(label, []).extend(
+                self.run_table.on_markets.get(run.id) for run in runs if run.attempt
+            )
             shared[label] += sum(run.id in self.run_table.shared for run in runs)
             causes.setdefault(label, []).extend(
                 self.run_table.disturbed[run.id] for run in runs if run.id in self.run_table.disturbed
@@ -164,6 +168,7 @@ class Question(Rows):
                 shared=shared[row.label],
                 disturbed=len(causes.get(row.label, ())),
                 disturbed_by=counted(causes.get(row.label, ())),
+                interruptions=interruptions(charged.get(row.label, ())),
             )
             for row in table.rows
         )
@@ -208,14 +213,12 @@ class Question(Rows):
                 best[metric.name] = positions[winners[0]]
         return best
 
-    def claims_against(
-        self, label: str, metrics: Sequence[str], *, margins: Mapping[str, float] | None = None
-    ) -> tuple[TestedPair, ...]:
+    def claims_against(self, label: str, metrics: Sequence[str]) -> tuple[TestedPair, ...]:
         """Returns one configuration, even one picked from the figures, against each other one."""
         chosen = self._metrics(metrics)
         every, _ = sides(self.cells(chosen), self.axes, [metric.name for metric in chosen])
         pairs = [(label, side.label) for side in every if side.label != label]
-        return self._tested(every, pairs, chosen, self._margins(margins), 0.05)
+        return self._tested(every, pairs, chosen, MARGINS, 0.05)
 
     def _claims(
         self,
@@ -406,8 +409,8 @@ class Question(Rows):
         def family(name: str, better: Better, margin: float | None) -> Family:
             return self._family(every, Metric(name, better), margin, 0.05)
 
-        rules: dict[str, Any] = {"better": target.better, "constraints": constraints, "family": family}
-        answer = recommend(cells, objective=target.name, **rules)
+        rules = Rules(target.name, target.better, constraints, family)
+        answer = recommend(cells, rules)
         of_values = None
         if axis is not None:
             groups: dict[str, list[Configuration]] = {}
@@ -415,7 +418,7 @@ class Question(Rows):
                 groups.setdefault(label_of({axis: cell.point.get(axis)}), []).append(cell)
             if len(groups) < 2:
                 raise BadQuestion("per", f"{axis} has only one value; leave it out")
-            of_values = recommend_per(axis, groups, answer, **rules)
+            of_values = recommend_per(axis, groups, answer, rules)
         chosen = {each.name: getattr(answer, each.name) for each in fields(answer)}
         return Recommendation(**chosen, per=of_values, notes=tuple(self._notes(metrics)))
 
@@ -479,15 +482,7 @@ class Question(Rows):
         rows, left_out = [], {}
         for cell in cells:
             if any(cell.figures[metric.name] for metric in chosen):
-                ratios = {
-                    metric.name: ratio(
-                        base.figures[metric.name],
-                        cell.figures[metric.name],
-                        better=metric.better,
-                        resolution=resolutions[metric.name],
-                    )
-                    for metric in chosen
-                }
+                ratios = {metric.name: ratio_of(metric, base, cell, resolutions) for metric in chosen}
                 rows.append(SpeedupRow(cell.label, cell.point, ratios))
             else:
                 left_out[cell.label] = "; ".join(sorted(set(cell.failures.values()))) or "has no figure"

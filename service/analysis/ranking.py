@@ -6,8 +6,6 @@ lowest wins. Seven named strategies order time, cost and energy by weight. They 
 the weight at which the winner changes is found exactly, as a corner of a lower envelope of lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,9 +6,6 @@ with the most accurate configuration on accuracy. All were picked from the figur
 on, so their claims are those of the family of all pairs.
 """
 
-from __future__ import annotations
-
-import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,23 +56,31 @@ class Constraint:
         return f"{self.metric} {'<=' if self.kind == 'at_most' else '>='} {self.value:g}"
 
 
-_Tested = Callable[[str, Configuration, Configuration, Better, float | None], Claim]
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is chosen by."""
+
+    objective: str
+    better: Better
+    constraints: Sequence[Constraint]
+    family: Callable[[str, Better, float | None], Family]
+    """Makes claims about all pairs of configurations, by metric, direction and margin."""
+
+    @property
+    def sign(self) -> float:
+        return 1.0 if self.better == "lower" else -1.0
+
+    def on_objective(self, a: str, b: str) -> Claim:
+        margin = MARGINS.get(self.objective)
+        return self.family(self.objective, self.better, margin).claim(a, b)
 
 
-def recommend(
-    configurations: Sequence[Configuration],
-    *,
-    objective: str,
-    better: Better = "lower",
-    constraints: Sequence[Constraint] = (),
-    family: Callable[[str, Better, float | None], Family] | None = None,
-) -> ChosenConfiguration:
-    """Chooses the best configuration on `objective` among those that meet every constraint.
+def recommend(configurations: Sequence[Configuration], rules: Rules) -> ChosenConfiguration:
+    """Chooses the best configuration on the objective among those that meet every constraint.
 
-    `family` makes claims about all pairs of configurations, by metric, direction and margin; None = from
-    their figures alone. Raises `AnalysisError` when nothing meets the constraints, naming the one that
-    excludes most.
+    Raises `AnalysisError` when nothing meets the constraints, naming the one that excludes most.
     """
+    objective, constraints = rules.objective, rules.constraints
     if not configurations:
         raise AnalysisError("there is nothing to recommend: the experiment has no runs")
     excluded: dict[str, str] = {}
@@ -95,22 +100,11 @@ def recommend(
             "no configuration meets every constraint: "
             + "; ".join(f"{label}: {reason}" for label, reason in excluded.items())
         )
-    sign = 1.0 if better == "lower" else -1.0
-    ordered = sorted(eligible, key=lambda configuration: sign * (configuration.mean(objective) or 0.0))
+    ordered = sorted(eligible, key=lambda configuration: rules.sign * (configuration.mean(objective) or 0.0))
     winner, runner_up = ordered[0], ordered[1] if len(ordered) > 1 else None
-
-    def of_figures(metric: str, wins: Better, margin: float | None) -> Family:
-        figures = {each.label: each.figures.get(metric, {}) for each in configurations}
-        return Family(metric, figures, better=wins, margin=margin)
-
-    family_of = functools.cache(family or of_figures)
-
-    def test(metric: str, a: Configuration, b: Configuration, wins: Better, margin: float | None) -> Claim:
-        return family_of(metric, wins, margin).claim(a.label, b.label)
-
-    claim, sure = _certainty(winner, runner_up, objective, better, test)
-    against_best, doubts = _against_best(winner, among, constraints, test)
-    overlooked = _not_shown_worse(winner, among, objective, sign, bounds, test)
+    claim, sure = _certainty(winner, runner_up, rules)
+    against_best, doubts = _against_best(winner, among, constraints, rules)
+    overlooked = _not_shown_worse(winner, among, bounds, rules)
     sure = "; ".join((sure, *doubts, *overlooked))
     value = winner.mean(objective)
     assert value is not None  # An eligible configuration has the objective.
@@ -124,7 +118,7 @@ def recommend(
         against_best=against_best,
         excluded=excluded,
         sure=sure,
-        text=_words(winner, runner_up, objective, constraints, excluded, sure),
+        text=_words(winner, runner_up, rules, excluded, sure),
     )
 
 
@@ -132,10 +126,7 @@ def recommend_per(
     axis: str,
     groups: Mapping[str, Sequence[Configuration]],
     overall: ChosenConfiguration,
-    *,
-    better: Better = "lower",
-    constraints: Sequence[Constraint] = (),
-    family: Callable[[str, Better, float | None], Family],
+    rules: Rules,
 ) -> PerValue:
     """Chooses for each value of an axis among its configurations, by `recommend`, and among the choices.
 
@@ -145,26 +136,18 @@ def recommend_per(
     left_out: dict[str, str] = {}
     for value, configurations in groups.items():
         try:
-            choices[value] = recommend(
-                configurations,
-                objective=overall.objective,
-                better=better,
-                constraints=constraints,
-                family=family,
-            )
+            choices[value] = recommend(configurations, rules)
         except AnalysisError as error:
             left_out[value] = str(error)
-    sign = 1.0 if better == "lower" else -1.0
-    best, *others = sorted(choices, key=lambda value: sign * choices[value].value)
-    text = f"The best on {overall.objective} is {best}: {choices[best].value:.4g} with {choices[best].winner}"
+    best, *others = sorted(choices, key=lambda value: rules.sign * choices[value].value)
+    text = f"The best on {rules.objective} is {best}: {choices[best].value:.4g} with {choices[best].winner}"
     claim = None
     if others:
         following = choices[others[0]]
         change = f" ({choices[best].value / following.value - 1:+.1%})" if following.value else ""
         text += f"; the next, {others[0]}, has {following.value:.4g}{change}"
         try:
-            of_pairs = family(overall.objective, better, MARGINS.get(overall.objective))
-            claim = of_pairs.claim(choices[best].winner, following.winner)
+            claim = rules.on_objective(choices[best].winner, following.winner)
         except AnalysisError as error:
             text += f", not tested: {error}"
         else:
@@ -214,16 +197,12 @@ def _missed(configuration: Configuration, bounds: Sequence[tuple[Constraint, flo
 
 
 def _certainty(
-    winner: Configuration,
-    runner_up: Configuration | None,
-    objective: str,
-    better: Better,
-    test: _Tested,
+    winner: Configuration, runner_up: Configuration | None, rules: Rules
 ) -> tuple[Claim | None, str]:
     if runner_up is None:
         return None, "it is the only configuration that meets the constraints"
     try:
-        claim = test(objective, winner, runner_up, better, MARGINS.get(objective))
+        claim = rules.on_objective(winner.label, runner_up.label)
     except AnalysisError as error:
         return None, f"not tested: {error}"
     if claim.verdict == "equivalent":
@@ -244,7 +223,7 @@ def _against_best(
     winner: Configuration,
     configurations: Sequence[Configuration],
     constraints: Sequence[Constraint],
-    test: _Tested,
+    rules: Rules,
 ) -> tuple[tuple[Claim, ...], list[str]]:
     claims: list[Claim] = []
     words: list[str] = []
@@ -260,7 +239,7 @@ def _against_best(
             continue
         try:
             margin = constraint.value if constraint.value > 0 else None
-            claim = test(metric, winner, best, constraint.better, margin)
+            claim = rules.family(metric, constraint.better, margin).claim(winner.label, best.label)
         except AnalysisError as error:
             words.append(f"a loss of {metric} is not tested: {error}")
             continue
@@ -283,16 +262,15 @@ def _against_best(
 def _not_shown_worse(
     winner: Configuration,
     configurations: Sequence[Configuration],
-    objective: str,
-    sign: float,
     bounds: Sequence[tuple[Constraint, float]],
-    test: _Tested,
+    rules: Rules,
 ) -> list[str]:
     """Returns in words which excluded configuration luck may have excluded.
 
     It is the best on the objective among those that beat the winner there, meet every other constraint, and
     whose mean misses the best one's by no more than the noise between runs.
     """
+    objective = rules.objective
     value = winner.mean(objective)
     assert value is not None
     absolute = [each for each in bounds if each[0].is_limit]
@@ -301,12 +279,12 @@ def _not_shown_worse(
         (mean, configuration)
         for configuration in configurations
         if (mean := configuration.mean(objective)) is not None
-        and sign * mean < sign * value
+        and rules.sign * mean < rules.sign * value
         and _exclusion(configuration, objective, absolute) is None
         and all(configuration.mean(constraint.metric) is not None for constraint in relative)
     ]
-    for mean, configuration in sorted(better, key=lambda pair: sign * pair[0]):
-        claims = [_against_best(configuration, configurations, [each], test)[0] for each in relative]
+    for mean, configuration in sorted(better, key=lambda pair: rules.sign * pair[0]):
+        claims = [_against_best(configuration, configurations, [each], rules)[0] for each in relative]
         tested = [claim for of_one in claims for claim in of_one]
         if tested and all(claim.verdict != "B is better" for claim in tested):
             undecided = next((claim for claim in tested if claim.verdict == "undecided"), None)
@@ -322,16 +300,15 @@ def _not_shown_worse(
 def _words(
     winner: Configuration,
     runner_up: Configuration | None,
-    objective: str,
-    constraints: Sequence[Constraint],
+    rules: Rules,
     excluded: Mapping[str, str],
     sure: str,
 ) -> str:
-    value = winner.mean(objective)
-    under = f" with {' and '.join(map(str, constraints))}" if constraints else ""
-    sentences = [f"Use {winner.label}: {objective} {value:.4g}{under}."]
+    value = winner.mean(rules.objective)
+    under = f" with {' and '.join(map(str, rules.constraints))}" if rules.constraints else ""
+    sentences = [f"Use {winner.label}: {rules.objective} {value:.4g}{under}."]
     if runner_up is not None:
-        other = runner_up.mean(objective)
+        other = runner_up.mean(rules.objective)
         assert value is not None
         assert other is not None
         change = f" ({value / other - 1:+.1%})" if other else ""

@@ -6,8 +6,6 @@ nothing about others, so a test is over runs only where the seeds are remarkably
 same ones.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A word that no run has is a `BadQuestion` that names the nearest known one.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence

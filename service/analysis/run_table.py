@@ -12,9 +12,10 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from service.analysis.answers import EVERYTHING, AnalysisError, NotComparable, Selection
+from service.config.hardware import on_demand_ratio
 from service.db import schema
 from service.domain.grid import AxisValue, fields_of, varied_fields
-from service.domain.ledger import Sum
+from service.domain.ledger import Account, Sum
 from service.domain.metrics import finite
 from service.domain.neighbours import Neighbour, disturbances
 from service.domain.records import Experiment, PointRow, Run, sought_batch
@@ -64,6 +65,8 @@ class RunTable:
     shared: frozenset[int] = frozenset()  # Ids of runs whose device other runs might use at the same time
     sought: frozenset[int] = frozenset()  # Ids of runs that found their batch: `batch.global_size: largest`
     disturbed: Mapping[int, tuple[Neighbour, ...]] = field(default_factory=dict)
+    on_markets: Mapping[int, tuple[Account, float]] = field(default_factory=dict)
+    """By run on another market than on-demand: its charges, and the on-demand price over its own."""
     left_out: tuple[Run, ...] = ()  # Disturbed runs that are not among `runs`, on request
     with_overhead: bool = False  # Time and cost of the runs have a share of their experiment's overhead
     references: tuple[Run, ...] = ()  # Runs that only measure how the machine drifted; in no answer
@@ -208,6 +211,7 @@ def read_run_table(
     runs = with_their_differences(store, ids, runs)
     disturbed = disturbances(runs)
     left_out = {run.id for run in runs if run.id in disturbed} if selection.undisturbed else frozenset()
+    on_markets = _on_markets(store, runs)
     if selection.with_overhead:
         shares = {
             id: OverheadShare.of(store.accounting.ledger(id).total, store.experiments.run_counts(id))
@@ -228,12 +232,22 @@ def read_run_table(
         shared=frozenset(shared),
         sought=frozenset(sought),
         disturbed=disturbed,
+        on_markets=on_markets,
         left_out=tuple(run for run in runs if run.id in left_out),
         with_overhead=selection.with_overhead,
         references=tuple(run for run in every if run.is_reference),
         unit_scores=unit_scores,
         chosen=tuple(f"experiment {id}: {words}" for id, words in store.studies.chosen(ids).items()),
     )
+
+
+def _on_markets(store: Store, runs: Sequence[Run]) -> dict[int, tuple[Account, float]]:
+    catalogue = store.settings.catalogue()
+    ratios = {name: on_demand_ratio(name, catalogue) for name in {run.hardware for run in runs}}
+    wanted = {run.id: ratio for run in runs if (ratio := ratios[run.hardware]) is not None}
+    experiments = {run.experiment_id for run in runs if run.id in wanted}
+    accounts = (account for id in experiments for account in store.accounting.ledger(id).runs)
+    return {each.run_id: (each, wanted[each.run_id]) for each in accounts if each.run_id in wanted}
 
 
 def with_their_differences(store: Store, experiment_ids: Sequence[int], runs: Sequence[Run]) -> list[Run]:

@@ -4,8 +4,6 @@ A ratio is that of the means. Its interval holds 1 exactly when the interval of 
 seeds holds 0: paired by the same rule, with the same least spread (`uncertainty.relative_interval`).
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +44,13 @@ def ratio(
     least = float(resolution.run_variance(np.concatenate((a, b)), a.mean() - b.mean()))
     low, high = relative_interval(a, b, least, 0.05, paired=pairs > 0)
     return Ratio(value, 1.0 + low, 1.0 + high, pairs)
+
+
+def ratio_of(
+    metric: Metric, base: Configuration, other: Configuration, resolutions: Mapping[str, Resolution]
+) -> Ratio | None:
+    figures = base.figures.get(metric.name, {}), other.figures.get(metric.name, {})
+    return ratio(*figures, better=metric.better, resolution=resolutions[metric.name])
 
 
 def times_to_target(times: Mapping[str, Sequence[float | None]], baseline: str) -> tuple[TimeToTarget, ...]:
@@ -117,7 +122,9 @@ def scaling(
                     continue
                 base, of_base = bases[0], shapes[bases[0].label]
                 speedups = {
-                    metric.name: _speedup(base, each, metric, resolutions, _work(metric, kind, of_base, own))
+                    metric.name: _times(
+                        ratio_of(metric, base, each, resolutions), _work(metric, kind, of_base, own)
+                    )
                     for metric in metrics
                 }
                 yield ScalingRow(
@@ -153,21 +160,8 @@ def _work(metric: Metric, kind: str, base: WorkerShape, own: WorkerShape) -> flo
     return 1.0 if kind == "strong" else None
 
 
-def _speedup(
-    base: Configuration,
-    other: Configuration,
-    metric: Metric,
-    resolutions: Mapping[str, Resolution],
-    work: float | None,
-) -> Ratio | None:
-    if work is None:
-        return None
-    figures = base.figures.get(metric.name, {}), other.figures.get(metric.name, {})
-    return _times(ratio(*figures, better=metric.better, resolution=resolutions[metric.name]), work)
-
-
-def _times(of: Ratio | None, factor: float) -> Ratio | None:
-    if of is None:
+def _times(of: Ratio | None, factor: float | None) -> Ratio | None:
+    if of is None or factor is None:
         return None
     low, high = (None if end is None else end * factor for end in (of.low, of.high))
     return Ratio(of.ratio * factor, low, high, of.pairs)

@@ -29,11 +29,9 @@ With m discordant examples of n,
 which is never surer than McNemar's exact test. For graded scores the sum of squared differences is m.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +97,7 @@ class Uncertainty:
             return _LEAST_P
         return math.exp(optimize.brentq(beyond, least, 0.0, xtol=1e-12))
 
-    def with_seeds(self, present: int, seeds: int, freedom: int) -> Uncertainty:
+    def with_seeds(self, present: int, seeds: int, freedom: int) -> Self:
         """The same with another number of seeds per side that spread alike; examples unchanged."""
         return replace(self, seeds=self.seeds * (present / seeds), freedom=np.asarray(float(freedom)))
 

@@ -1,7 +1,5 @@
 """Reads `accuracy=0.005` and `cost_usd:lower`, and names a claim's test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from service.analysis.answers import BadQuestion, Claim

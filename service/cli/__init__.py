@@ -6,8 +6,6 @@ Ray before a command needs it, and imports that a command alone needs are inside
 completion are fast.
 """
 
-from __future__ import annotations
-
 
 def main() -> None:
     """Runs the command line of this process and exits with the command's code."""

@@ -1,17 +1,16 @@
 """Answers as text for people: tables that fit into 80 columns, or lines where they would not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
-from service.analysis.answers import MOST_KERNELS, KernelRow
+from service.analysis import answers
 from service.analysis.words import test_words
 from service.cli.terminal import console, print_rows, say, say_dim
 from service.domain.formats import axis_value, figure, scale_for, short_names, three_digits, title, utc
+from service.domain.records import MeasurementRow, Run
 from service.output.answer_words import (
     configuration,
     kernel_cells,
@@ -23,25 +22,6 @@ from service.output.answer_words import (
 )
 from trainers.telemetry.kernels import KERNEL_FIGURES
 
-if TYPE_CHECKING:
-    from service.analysis.answers import (
-        Claim,
-        ComparedRow,
-        ComparisonAnswer,
-        EffectsAnswer,
-        FrontierAnswer,
-        Guide,
-        Guideline,
-        PublishedComparison,
-        Recommendation,
-        ScoreAnswer,
-        SpeedupAnswer,
-        TasksAnswer,
-        TestedPair,
-        Tuning,
-    )
-    from service.domain.records import MeasurementRow, Run
-
 _MOST_PAIRS = 24  # Of an axis, with figures: beyond them a guide lists only what is decided
 _VERDICT_STYLES = {
     "A is better": "green",
@@ -51,7 +31,7 @@ _VERDICT_STYLES = {
 }
 
 
-def print_comparison(answer: ComparisonAnswer) -> None:
+def print_comparison(answer: answers.ComparisonAnswer) -> None:
     """Prints mean ± standard deviation over seeds, with the best mean marked `*`, and notes on them."""
     scales = scales_of(answer)
     headings = {
@@ -74,7 +54,7 @@ def print_comparison(answer: ComparisonAnswer) -> None:
         say_dim(line)
 
 
-def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
+def _comparison_notes(answer: answers.ComparisonAnswer) -> list[str]:
     spreads = [spread for row in answer.rows for spread in row.figures.values() if spread is not None]
     notes = []
     if any(spread.sd is not None for spread in spreads):
@@ -85,19 +65,14 @@ def _comparison_notes(answer: ComparisonAnswer) -> list[str]:
     elif spreads:
         notes.append("* best value; not tested for significance")
     for row in answer.rows:
-        notes.extend(_row_notes(row))
+        name = configuration(row.point)
+        notes += [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
+        if row.incomplete:
+            notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
     return [*notes, *answer.notes]
 
 
-def _row_notes(row: ComparedRow) -> list[str]:
-    name = configuration(row.point)
-    notes = [f"{name}: {count} failed ({reason})" for reason, count in row.failures.items()]
-    if row.incomplete:
-        notes.append(f"{name}: {row.incomplete} ended early, counted as incomplete results")
-    return notes
-
-
-def print_tuning(tuning: Tuning) -> None:
+def print_tuning(tuning: answers.Tuning) -> None:
     """Prints the values at which each row is best, and by what."""
     console().print()
     name = tuning.metric.name
@@ -115,7 +90,7 @@ def print_tuning(tuning: Tuning) -> None:
     print_rows(("configuration", "best", *numbers), rows, right=numbers)
 
 
-def print_published(answer: PublishedComparison) -> None:
+def print_published(answer: answers.PublishedComparison) -> None:
     """Prints printed and own figures, what own runs lack, and which conditions differ."""
     console().print()
     say("; ".join(f"{name} {value}" for name, value in answer.source.items()))
@@ -137,7 +112,7 @@ def print_published(answer: PublishedComparison) -> None:
             say_dim(f"{condition.name}: {condition.printed} in print, {', '.join(condition.own)} in own runs")
 
 
-def print_claims(pairs: Sequence[TestedPair]) -> None:
+def print_claims(pairs: Sequence[answers.TestedPair]) -> None:
     """Prints tested claims by metric; A is the first of a pair, and a difference is A less B."""
     for metric in dict.fromkeys(pair.metric for pair in pairs):
         of_metric = [pair for pair in pairs if pair.metric == metric]
@@ -171,7 +146,7 @@ def print_claims(pairs: Sequence[TestedPair]) -> None:
         )
 
 
-def _verdict(claim: Claim) -> str:
+def _verdict(claim: answers.Claim) -> str:
     if claim.verdict == "undecided" and claim.more_seeds is not None:
         return f"undecided: about {claim.more_seeds} more seed{'s' * (claim.more_seeds != 1)}"
     if claim.verdict == "equivalent":
@@ -179,7 +154,7 @@ def _verdict(claim: Claim) -> str:
     return claim.verdict
 
 
-def _difference(claim: Claim) -> str:
+def _difference(claim: answers.Claim) -> str:
     scale = scale_for(claim.metric, [claim.mean_a, claim.mean_b])
     if claim.relative is None:
         return f"{scale.text(claim.difference)} {scale.unit}".rstrip()
@@ -189,7 +164,7 @@ def _difference(claim: Claim) -> str:
     return f"{claim.relative:+.1%} ({claim.relative_low:+.1%}, {high})"
 
 
-def longest_kernels(run: Run, measured: Iterable[MeasurementRow]) -> list[KernelRow]:
+def longest_kernels(run: Run, measured: Iterable[MeasurementRow]) -> list[answers.KernelRow]:
     """Returns the kernels with the most time in the newest profiled window of a run."""
     prefix, figures = "kernel:", dict[str, dict[str, float]]()
     rows = [row for row in measured if row.scope.startswith(prefix) and row.name in KERNEL_FIGURES]
@@ -198,10 +173,13 @@ def longest_kernels(run: Run, measured: Iterable[MeasurementRow]) -> list[Kernel
         if row.attempt == newest:
             figures.setdefault(row.scope.removeprefix(prefix), {})[row.name] = row.value
     longest = sorted(figures, key=lambda kernel: -figures[kernel].get("kernel_ms_per_step", 0.0))
-    return [KernelRow("", run.point, kernel, 1, figures[kernel]) for kernel in longest[:MOST_KERNELS]]
+    return [
+        answers.KernelRow("", run.point, kernel, 1, figures[kernel])
+        for kernel in longest[: answers.MOST_KERNELS]
+    ]
 
 
-def print_kernels(kernels: Sequence[KernelRow]) -> None:
+def print_kernels(kernels: Sequence[answers.KernelRow]) -> None:
     """Prints the kernels of each row; columns of counters only where some kernel has them."""
     headings, cells = kernel_cells(kernels)
     for label, point in {kernel.label: kernel.point for kernel in kernels}.items():
@@ -212,7 +190,7 @@ def print_kernels(kernels: Sequence[KernelRow]) -> None:
         print_rows((*headings, "kernel"), rows, right=headings, lead=len(headings), cut={"kernel": 40})
 
 
-def _print_recommendation(answer: Recommendation) -> None:
+def _print_recommendation(answer: answers.Recommendation) -> None:
     say(answer.text)
     for label, reason in answer.excluded.items():
         say(f"  excluded {label}: {reason}")
@@ -224,7 +202,7 @@ def _print_recommendation(answer: Recommendation) -> None:
         say(answer.per.text)
 
 
-def _print_frontier(answer: FrontierAnswer) -> None:
+def _print_frontier(answer: answers.FrontierAnswer) -> None:
     names = [metric.name for metric in answer.metrics]
     titles = [title(name) for name in names]
     rows = [
@@ -240,7 +218,7 @@ def _print_frontier(answer: FrontierAnswer) -> None:
     _print_left_out(answer.left_out)
 
 
-def _print_effects(answer: EffectsAnswer) -> None:
+def _print_effects(answer: answers.EffectsAnswer) -> None:
     for item in answer.items:
         model = item.model
         heading = f"{title(model.metric)} (the axes explain {model.r_squared:.1%} of the variance)"
@@ -259,7 +237,7 @@ _DEFINED_BY = {
 }
 
 
-def _print_score(answer: ScoreAnswer) -> None:
+def _print_score(answer: answers.ScoreAnswer) -> None:
     names = [criterion.metric for criterion in answer.criteria]
     numbers = ["score", *map(title, names)]
     rows = []
@@ -280,7 +258,7 @@ def _print_score(answer: ScoreAnswer) -> None:
     _print_left_out(answer.left_out)
 
 
-def _print_speedup(answer: SpeedupAnswer) -> None:
+def _print_speedup(answer: answers.SpeedupAnswer) -> None:
     names = [metric.name for metric in answer.metrics]
     titles = [title(name) for name in names]
     rows: list[tuple[str, ...]] = [
@@ -302,7 +280,7 @@ def _print_speedup(answer: SpeedupAnswer) -> None:
     _print_left_out(answer.left_out)
 
 
-def _print_tasks(answer: TasksAnswer) -> None:
+def _print_tasks(answer: answers.TasksAnswer) -> None:
     points = {standing.label: standing.point for standing in answer.standings}
     numbers = ["mean rank", "wins", *(of.task for of in answer.tasks)]
     rows = [
@@ -327,9 +305,9 @@ def _print_tasks(answer: TasksAnswer) -> None:
     _print_left_out(answer.left_out)
 
 
-def _print_guide(answer: Guide) -> None:
+def _print_guide(answer: answers.Guide) -> None:
     sources = {source.id: source for source in answer.sources}
-    groups: dict[tuple[str, str, str], list[Guideline]] = {}
+    groups: dict[tuple[str, str, str], list[answers.Guideline]] = {}
     for each in answer.guidelines:
         groups.setdefault((each.axis, each.task, each.hardware), []).append(each)
     without = []
@@ -391,7 +369,7 @@ def _print_guide(answer: Guide) -> None:
         say_dim(f"left out experiment {of_experiment}: {reason}")
 
 
-def _in_one_line(guidelines: Sequence[Guideline]) -> str:
+def _in_one_line(guidelines: Sequence[answers.Guideline]) -> str:
     """`8, 16, 32 by time, cost; experiment 5`."""
     points = [point for each in guidelines for point in (each.a_point, each.b_point)]
     values = dict.fromkeys(axis_value(point[guidelines[0].axis]) for point in points)
@@ -401,7 +379,7 @@ def _in_one_line(guidelines: Sequence[Guideline]) -> str:
     return f"{', '.join(values)} by {', '.join(figures)}; {experiments}"
 
 
-def _found(guideline: Guideline) -> str:
+def _found(guideline: answers.Guideline) -> str:
     """The verdict of one experiment; else `A is better 2, undecided 1`."""
     claim = guideline.evidence[0].pair.claim
     if len(guideline.evidence) == 1 and claim is not None:
@@ -412,7 +390,7 @@ def _found(guideline: Guideline) -> str:
     return ", ".join(f"{verdict} {count}" for verdict, count in guideline.counts.items())
 
 
-def _said(pair: TestedPair) -> str:
+def _said(pair: answers.TestedPair) -> str:
     """`fp32 is better`, or the verdict where no side is."""
     if pair.claim is None:
         return "untested"

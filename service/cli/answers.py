@@ -94,22 +94,16 @@ def _printed(file: Path) -> str:
 
 
 def _print_compared(comparison: ComparisonAnswer) -> None:
-    from service.cli.answer_tables import (
-        print_claims,
-        print_comparison,
-        print_kernels,
-        print_published,
-        print_tuning,
-    )
+    from service.cli import answer_tables as tables
 
-    print_comparison(comparison)
+    tables.print_comparison(comparison)
     if comparison.tuning is not None:
-        print_tuning(comparison.tuning)
+        tables.print_tuning(comparison.tuning)
     if comparison.published is not None:
-        print_published(comparison.published)
+        tables.print_published(comparison.published)
     if comparison.claims:
-        print_claims(comparison.claims)
-    print_kernels(comparison.kernels)
+        tables.print_claims(comparison.claims)
+    tables.print_kernels(comparison.kernels)
 
 
 def _decide(
@@ -276,7 +270,7 @@ def _submit_seeds(
     client: Client, numbers: Collection[int], comparison: ComparisonAnswer, most: int, *, named: bool
 ) -> ExperimentStatus | None:
     """Submits the first experiment's spec with further seeds; None when every claim is decided."""
-    from service.analysis.more_seeds import further_spec, next_seeds
+    from service.specs.derived import further_spec, next_seeds
 
     undecided = [pair for pair in comparison.claims if pair.claim and pair.claim.verdict == "undecided"]
     needs = [pair.claim.more_seeds for pair in undecided if pair.claim and pair.claim.more_seeds]

@@ -1,7 +1,5 @@
 """All commands, assembled; and how an error ends the process: one line, one exit code."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +18,7 @@ from service.cli import (
     models,
     notifications,
     people,
+    pools,
     profile,
     projects,
     specs,
@@ -90,8 +89,8 @@ def _root(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.backup,
-              installation.restore, people.login, people.logout, people.whoami),
+    "Start": (start.up, start.api, start.scheduler, start.demo, installation.doctor, installation.manifests,
+              installation.backup, installation.restore, people.login, people.logout, people.whoami),
     "Submit": (first_spec.init, data.inspect, specs.validate, specs.preview, profile.profile, specs.submit,
                models.continue_run, models.retrain, specs.schema),
     "Inspect": (experiments.list_experiments, experiments.runs, experiments.show, experiments.study,
@@ -110,6 +109,7 @@ for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(_NAMES.get(_function), rich_help_panel=_panel)(_function)
 app.add_typer(installation.database, name="db", rich_help_panel="Start")
+app.add_typer(pools.pool, name="pool", rich_help_panel="Start")
 app.add_typer(data.corpus, name="corpus", rich_help_panel="Submit")
 app.add_typer(notifications.notify, name="notify", rich_help_panel="Inspect")
 app.add_typer(people.user, name="user", rich_help_panel="Team")

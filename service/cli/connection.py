@@ -23,10 +23,8 @@ else:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_QUICK_ATTEMPTS = 3
-"""Someone is waiting at the terminal: about a second until "cannot reach"."""
-_PATIENT_ATTEMPTS = 8
-"""Following outlives a restart of the API: about 30 s."""
+_QUICK_ATTEMPTS = 3  # Someone is waiting at the terminal: about a second until "cannot reach"
+_PATIENT_ATTEMPTS = 8  # Following outlives a restart of the API: about 30 s
 _REFERENCE = re.compile(r"(?:(run|experiment):)?([1-9][0-9]{0,17})")
 _CODES = {401: ExitCode.refused, 403: ExitCode.refused, 404: ExitCode.not_found, 409: ExitCode.conflict}
 
@@ -43,8 +41,11 @@ def read_settings(**options: str | None) -> Settings:
         lines = []
         for entry in error.errors(include_url=False):
             variable = f"STILLHOUSE_{'_'.join(str(part) for part in entry['loc']).upper()}"
-            shown = "" if "TOKEN" in variable or "SECRET" in variable else f"={entry['input']}"
-            lines.append(f"{variable}{shown}: {entry['msg'][0].lower()}{entry['msg'][1:]}")
+            # A URL may hold a password.
+            secret = "TOKEN" in variable or "SECRET" in variable or "@" in str(entry["input"])
+            shown = "" if secret else f"={entry['input']}"
+            message = entry["msg"].removeprefix("Value error, ")
+            lines.append(f"{variable}{shown}: {message[0].lower()}{message[1:]}")
         raise Failure(lines, ExitCode.usage) from None
 
 

@@ -1,7 +1,5 @@
 """Commands that manage experiments: cancel, pause, resume, retry, priority, delete, tag, note, archive."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -18,7 +16,7 @@ def cancel(
 ) -> Answer:
     """Stop an experiment, run or study at its next step boundary; finished runs are kept."""
     if target is None and study is not None:
-        from service.cli.studies import print_study
+        from service.cli.progress import print_study
 
         ended = client.cancel_study(study)
         return Answer(ended, partial(print_study, ended))

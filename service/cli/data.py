@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.cli.connection import CommandGroup, read_settings
-from service.cli.terminal import Answer, ExitCode, Failure, argument, console, option, say
+from service.cli.terminal import Answer, ExitCode, Failure, argument, console, option, print_table, say
+from service.specs.first_draft import SKIPPED_SHOWN, data_document, path_in_spec, starting_spec
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from trainers.tasks.inspection import DataContents
 
 corpus = CommandGroup(no_args_is_help=True, help="Build a corpus of plain text to pretrain on.")
-_LABELS, _FILES, _SKIPPED = 12, 8, 3
-"""Labels of a column, files, and rows of a part that cannot be used, that are listed."""
-_CUT_SHARE = 0.05
-"""Share of the examples that a suggested `task.max_length` may cut."""
+_LABELS, _FILES = 12, 8  # Labels of a column, and files, that are listed
 
 
 def inspect(
@@ -37,11 +34,11 @@ def inspect(
     import yaml
 
     contents = inspected(path, tokenizer)
-    spec = starting_spec(contents)
+    spec = starting_spec(contents, read_settings().roots("data"))
     text = "" if spec is None else yaml.safe_dump(spec, sort_keys=False, width=76, allow_unicode=True)
     problems = _problems_of(text) if text else []
     code = ExitCode.not_succeeded if problems or spec is None else ExitCode.ok
-    document = {**_document(contents), "problems": problems, "spec": spec}
+    document = {**data_document(contents), "problems": problems, "spec": spec}
     return Answer(document, partial(_print, contents, text, problems), code=code)
 
 
@@ -94,38 +91,6 @@ def _wrapped(line: str) -> str:
     )
 
 
-def starting_spec(contents: DataContents) -> dict[str, Any] | None:
-    """Returns a spec for the likeliest task; None = no task can read the data."""
-    if not contents.proposals:
-        return None
-    best = contents.proposals[0]
-    task = {"name": best.task["name"], "path": _path_in_spec(best.path)}
-    task.update({name: value for name, value in best.task.items() if name != "name"})
-    lengths = contents.parts["train"].lengths if "train" in contents.parts else None
-    if lengths is not None and best.cuts:
-        fitting = [length for length, share in lengths.cut.items() if share <= _CUT_SHARE]
-        task["max_length"] = fitting[0] if fitting else max(lengths.cut)
-    name = "".join(character if character.isalnum() else "-" for character in contents.path.stem.lower())
-    return {
-        "name": f"{name.strip('-')[:60] or 'data'}-first-run",
-        "task": task,
-        "model": {"name": "mini"},
-        "optimizer": {"name": "adamw", "learning_rate": 3.0e-4},
-        "batch": {"global_size": 32},
-        "length": {"epochs": 3},
-        "hardware": "cpu",
-        "seeds": [0],
-    }
-
-
-def _path_in_spec(path: Path) -> str:
-    # Relative to the data root that contains it.
-    for root in read_settings().roots("data"):
-        if path.is_relative_to(root) and path != root:
-            return str(path.relative_to(root))
-    return str(path)
-
-
 def _lines(contents: DataContents) -> Iterator[str | Table]:
     yield f"{contents.path}"
     for name, size in list(contents.files.items())[:_FILES]:
@@ -155,7 +120,7 @@ def _lines(contents: DataContents) -> Iterator[str | Table]:
         if count:
             yield f"in {pair}: {count:,} examples with the same text"
     for part, content in contents.parts.items():
-        for line in (*content.skipped.first[:_SKIPPED], *content.mistakes, *content.remarks):
+        for line in (*content.skipped.first[:SKIPPED_SHOWN], *content.mistakes, *content.remarks):
             yield f"{part}: {line}"
     for file, why in list(contents.unused.items())[:_FILES]:
         yield f"not used: {file}: {why}"
@@ -203,40 +168,6 @@ def _label_lines(contents: DataContents) -> Iterator[str]:
             yield f"{part}, {name}: {low:g} to {high:g}, mean {mean:.3g}"
 
 
-def _document(contents: DataContents) -> dict[str, Any]:
-    return {
-        "path": os.fspath(contents.path),
-        "files": contents.files,
-        "columns": contents.columns,
-        "parts": {
-            name: {
-                "files": part.files,
-                "file_count": part.file_count,
-                "rows": part.rows,
-                "whole": part.whole,
-                "usable": part.usable,
-                "empty_texts": part.empty,
-                "duplicates": part.duplicates,
-                "labels": part.labels,
-                "numbers": {
-                    column: dict(zip(("least", "mean", "greatest"), numbers, strict=True))
-                    for column, numbers in part.numbers.items()
-                },
-                "lengths": part.lengths,
-                "skipped": part.skipped.counts,
-                "mistakes": [*part.skipped.first[:_SKIPPED], *part.mistakes],
-                "remarks": part.remarks,
-            }
-            for name, part in contents.parts.items()
-        },
-        "unused": contents.unused,
-        "shared": contents.shared,
-        "token_count": contents.token_count,
-        "tasks": [{**one.task, "path": os.fspath(one.path)} for one in contents.proposals],
-        "refused": contents.refused,
-    }
-
-
 # -- Building a corpus -----------------------------------------------------------------------------
 
 
@@ -281,15 +212,13 @@ def build(
 
 
 def _shares(split: str) -> dict[str, float]:
-    from itertools import compress
-
     percents = [float(part) if part.replace(".", "", 1).isdigit() else 0.0 for part in split.split("/")]
     if len(percents) not in (2, 3) or min(percents) <= 0 or sum(percents) != 100:
         raise Failure(
             f"--split '{split}' is not two or three percentages that add up to 100; write 80/20 or 80/10/10",
             ExitCode.usage,
         )
-    names = compress(("train", "validation", "test"), (True, len(percents) == 3, True))
+    names = itertools.compress(("train", "validation", "test"), (True, len(percents) == 3, True))
     return {name: percent / 100 for name, percent in zip(names, percents, strict=True)}
 
 
@@ -344,8 +273,6 @@ def _build(plan: CorpusPlan, folder: Path) -> dict[str, Any]:
 
 
 def _print_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
-    from service.cli.terminal import print_table
-
     for title, entries, figures in (
         (
             "source",
@@ -361,4 +288,5 @@ def _print_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
     forms = [one["detokenise"] for one in manifest["plan"]["sources"] if one["detokenise"] != "none"]
     # So that `<unk>` is the vocabulary's unknown token.
     rest = f", detokenise: {forms[0]}" if forms else ""
-    say(f"task: {{name: mlm, path: {_path_in_spec(folder.resolve())}{rest}}}")
+    path = path_in_spec(folder.resolve(), read_settings().roots("data"))
+    say(f"task: {{name: mlm, path: {path}{rest}}}")

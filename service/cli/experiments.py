@@ -120,7 +120,7 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Show the parts of a study, their experiments, and what was chosen from them."""
-    from service.cli.studies import answer_of, follow_study, print_studies
+    from service.cli.progress import answer_of, follow_study, print_studies
 
     with connected(patient=watch) as client:
         if number is None:

@@ -1,7 +1,5 @@
 """Commands that take results out: export, export-model, trace, predictions, verify."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

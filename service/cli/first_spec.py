@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from service.cli.connection import connected, writing
-from service.cli.data import inspected, starting_spec
+from service.cli.connection import connected, read_settings, writing
+from service.cli.data import inspected
 from service.cli.specs import checked
 from service.cli.terminal import Answer, ExitCode, Failure, argument, note, option, say
+from service.specs.first_draft import starting_spec
 
 if TYPE_CHECKING:
     from trainers.tasks.inspection import DataContents, Proposal
@@ -69,7 +70,8 @@ def init(
     cost_usd = _answer(budget, asks, "How much may it cost, in USD?", "none", _usd)
     hours = _answer(deadline, asks, "When is the answer needed (90m, 8h, 2d, a date)?", "none", _hours)
     others = [one for one in contents.proposals if one.task["name"] != chosen.task["name"]]
-    spec = starting_spec(dataclasses.replace(contents, proposals=[chosen, *others]))
+    contents = dataclasses.replace(contents, proposals=[chosen, *others])
+    spec = starting_spec(contents, read_settings().roots("data"))
     assert spec is not None
     spec["search"] = {"axes": {"batch.global_size": [16, spec.pop("batch")["global_size"]]}}
     spec["seeds"] = [0, 1]

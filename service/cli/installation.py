@@ -21,6 +21,7 @@ from service.cli.connection import (
     store_errors,
 )
 from service.cli.people import seconds
+from service.cli.specs import text_of
 from service.cli.terminal import (
     Answer,
     ExitCode,
@@ -108,6 +109,27 @@ def doctor(as_json: Json = False) -> None:
         say("everything required works" if not broken else f"{broken} broken; see the lines marked ->")
     if broken:
         raise typer.Exit(ExitCode.not_succeeded)
+
+
+def manifests(
+    values: Path = option(
+        ..., "YAML file of values (examples/kubernetes has three); - = standard input.", metavar="FILE"
+    ),
+    kueue: bool = option(False, "Put the Ray clusters into a queue of Kueue, which then admits their nodes."),
+) -> Answer:
+    """Print Kubernetes manifests of an installation, as plain YAML."""
+    from service.config.document import SpecError
+    from service.manifests import as_yaml, documents
+    from service.manifests.values import read
+
+    text = text_of(values)
+    try:
+        objects = documents(read(text), kueue=kueue)
+    except SpecError as error:
+        raise Failure([f"{values}: {line}" for line in error.lines()], ExitCode.usage) from None
+    except ValueError as error:
+        raise Failure(f"{values}: {error}", ExitCode.usage) from None
+    return Answer({"apiVersion": "v1", "kind": "List", "items": objects}, as_yaml(objects).rstrip())
 
 
 def backup(

@@ -1,7 +1,5 @@
 """The `notify` group: subscriptions, and what was sent to them."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Annotated
@@ -13,7 +11,7 @@ from service.cli.terminal import Answer, argument, note, option, print_table
 from service.domain.events import Topic
 
 notify = CommandGroup(
-    no_args_is_help=True, help="Get notifications of experiments and budgets by webhook or e-mail."
+    no_args_is_help=True, help="Get notifications of experiments and budgets by e-mail, chat or webhook."
 )
 Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscription.")]
 
@@ -21,7 +19,7 @@ Id = Annotated[int, typer.Argument(metavar="ID", min=1, help="Number of a subscr
 @notify.command()
 def add(
     client: Client,
-    channel: str = argument(..., "webhook or mail.", metavar="CHANNEL"),
+    channel: str = argument(..., "mail, slack, teams or webhook.", metavar="CHANNEL"),
     target: str = argument(..., "A URL, or an e-mail address.", metavar="TARGET"),
     on: list[Topic] = option(..., "What to be notified of. Repeatable.", show_default=False),
     project: str | None = option(None, "All experiments of a project; unset = your own."),
@@ -55,6 +53,21 @@ def remove(client: Client, id: Id) -> Answer:
     """Remove a subscription with its log."""
     client.unsubscribe(id)
     return Answer({"removed": id}, f"removed subscription {id}")
+
+
+@notify.command()
+def pause(client: Client, id: Id) -> Answer:
+    """Send nothing to one until it is resumed."""
+    return Answer(client.pause_subscription(id, paused=True), f"paused subscription {id}")
+
+
+@notify.command()
+def resume(client: Client, id: Id) -> Answer:
+    """Send to one again that was paused."""
+    resumed = client.pause_subscription(id, paused=False)
+    if resumed.disabled_s is not None:
+        return Answer(resumed, f"subscription {id} stays ended: {resumed.disabled_because}; add another")
+    return Answer(resumed, f"resumed subscription {id}")
 
 
 @notify.command()

@@ -35,12 +35,10 @@ token = CommandGroup(no_args_is_help=True, help="Create, list and revoke tokens.
 
 UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.")]
 
-
 _UNUSABLE = re.compile(r"[^A-Za-z0-9 ._@-]+")
 
 
 def seconds(text: str) -> float:
-    """Reads a length of time such as 90d."""
     from service.domain.formats import seconds_of
 
     try:
@@ -50,7 +48,6 @@ def seconds(text: str) -> float:
 
 
 def length_of_time(text: str) -> str:
-    """Checks a length of time such as 90d."""
     seconds(text)
     return text
 
@@ -75,7 +72,10 @@ def login(
     if settings.token is not None:
         note("STILLHOUSE_TOKEN is set and takes precedence over this login; unset it to use the new token")
     if token:
-        secret = _pasted()
+        terminal = sys.stdin.isatty()
+        pasted = typer.prompt("Token", hide_input=True, err=True) if terminal else sys.stdin.readline()
+        if not (secret := str(pasted).strip()):
+            raise Failure("no token was given; paste one, or leave out --token", ExitCode.usage)
     else:
         with client_errors(), Client(url) as client:
             secret = _by_code(client, scope, as_json=as_json)
@@ -112,16 +112,6 @@ def whoami(client: Client) -> Answer:
         f"scope      {me.scope}",
         f"projects   {only or roles or ('all' if me.administrator else 'none')}",
     )
-
-
-def _pasted() -> str:
-    if sys.stdin.isatty():
-        secret: str = typer.prompt("Token", hide_input=True, err=True)
-    else:
-        secret = sys.stdin.readline()
-    if not secret.strip():
-        raise Failure("no token was given; paste one, or leave out --token", ExitCode.usage)
-    return secret.strip()
 
 
 def _by_code(client: Client, scope: Scope | None, *, as_json: bool) -> str:

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from trainers.config import RunConfig
     from trainers.profiling.profile import Profile
 
-WORKERS = (1, 2, 4, 8)
-"""Numbers of workers to estimate."""
-CPU_MEMORY_GB_S = 10.0
-"""Assumed of one virtual CPU."""
+WORKERS = (1, 2, 4, 8)  # Numbers of workers to estimate
+CPU_MEMORY_GB_S = 10.0  # Assumed of one virtual CPU
 
 
 def profile(

@@ -129,7 +129,7 @@ def submit(
 
     text = spec_text(file, _with_reuse(assignments, reuse))
     if study_document(text) is not None:
-        from service.cli.studies import answer_of, follow_study
+        from service.cli.progress import answer_of, follow_study
 
         study = client.submit_study(text, idempotency_key=idempotency_key)
         if wait or follow:
@@ -167,7 +167,7 @@ def schema(as_json: Json = False) -> None:
 
 def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
     """Returns the bytes to submit: the file's own, or those of the file with `--set` applied."""
-    text = _text_of(file)
+    text = text_of(file)
     study = study_document(text)
     whole = None if study is None else _with_files(file, study)
     if not assignments and whole is study:
@@ -176,7 +176,7 @@ def spec_text(file: Path, assignments: Sequence[str]) -> bytes:
     for assignment in assignments:
         if assignment.startswith("@"):
             changes_file = Path(assignment[1:])
-            changes = _parsed(str(changes_file), _text_of(changes_file))
+            changes = _parsed(str(changes_file), text_of(changes_file))
             document = _merged(document, changes)
         else:
             changes = _assign(document, assignment)
@@ -210,11 +210,11 @@ def _with_files(file: Path, study: dict[str, Any]) -> dict[str, Any]:
         if isinstance(part, dict) and isinstance(part.get("file"), str):
             source = file.parent / part["file"]
             own = {key: value for key, value in part.items() if key != "file"}
-            read[name] = _merged(_parsed(str(source), _text_of(source)), own)
+            read[name] = _merged(_parsed(str(source), text_of(source)), own)
     return {**study, "parts": {**parts, **read}} if read else study
 
 
-def _text_of(file: Path) -> bytes:
+def text_of(file: Path) -> bytes:
     try:
         return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except FileNotFoundError:

@@ -104,13 +104,14 @@ def scheduler(
         watch_parent()
     from service.planner.start_forecasts import StartForecasts
     from service.scheduling.scheduler import main as run_scheduler
-    from service.studies import StudyParts
+    from service.studies import StudyParts, UndecidedEnds
 
     run_scheduler(
         settings,
         [
             lambda store: StartForecasts(store, settings.pool).run,
             lambda store: StudyParts(store, settings).run,
+            lambda store: UndecidedEnds(store).run,
         ],
     )
 
@@ -121,7 +122,7 @@ def demo(
 ) -> None:
     """Take eight small runs from nothing to a comparison, in a temporary folder."""
     if texts is not None:
-        from service.local.local_service import write_demo_texts
+        from service.config.examples import write_demo_texts
 
         write_demo_texts(texts)
         Answer({"texts": str(texts)}, f"texts written to {texts}").print(as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -52,7 +53,6 @@ _STYLES = {
     "paused": "yellow",
     "queued": "dim",
 }
-
 
 _ROUTINE = frozenset({EventKind.run_starting, EventKind.run_succeeded})
 _TO_RETRY = frozenset({ExperimentState.incomplete, ExperimentState.failed})
@@ -163,7 +163,7 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
             at_s = getattr(experiment, f"{name}_requested_s")
             yield name, None if at_s is None else f"requested {ago(at_s)}"
     if experiment.attempt > 1:
-        yield "attempts", f"{experiment.attempt} Ray jobs so far; now {experiment.submission_id}"
+        yield "attempts", f"{experiment.attempt} drivers so far; now in Ray job {experiment.submission_id}"
     else:
         yield "ray job", experiment.submission_id
     totals = experiment.totals
@@ -178,21 +178,15 @@ def _experiment_facts(experiment: ExperimentDetail, runs: Sequence[Run]) -> Iter
         yield "no room", f"runs are waiting for {resource}"
     if experiment.failure_message:
         yield "failure", f"{experiment.failure_class}: {experiment.failure_message}"
-    for sentence in _drift(runs):
-        yield "drift", sentence
+    if any(run.is_reference for run in runs):  # The statistics are not loaded for nothing.
+        from service.analysis.drift import drifts
+
+        yield from (("drift", drift.sentence()) for _, drift in drifts(runs))
     disturbed = disturbances(run for run in runs if not run.is_reference)
     if disturbed:
         finished = sum(run.state in RUN_STATES_WITH_RESULT for run in runs if not run.is_reference)
         warning = in_words(len(disturbed), finished, counted(disturbed.values()))
         yield "warning", f"{warning}; to remeasure: stillhouse retry {experiment.id} --disturbed"
-
-
-def _drift(runs: Sequence[Run]) -> list[str]:
-    if not any(run.is_reference for run in runs):
-        return []  # The statistics are not loaded for nothing.
-    from service.analysis.drift import drifts
-
-    return [drift.sentence() for _, drift in drifts(runs)]
 
 
 def _is_routine(event: Event) -> bool:
@@ -337,10 +331,16 @@ def print_pools(pools: Sequence[Pool]) -> None:
             if ":" not in name and not name.endswith("memory")
         )
         schedulers = ", ".join(pool.schedulers) or f"none; start one with: {start_command(pool.pool)}"
-        nodes = str(sum(node.alive for node in pool.nodes))
+        nodes = str(sum(node.stays for node in pool.nodes))
         rows.append((pool.pool, schedulers, ray, nodes, ", ".join(resources)))
     headings = ("pool", "schedulers", "Ray", "nodes", "resources")
     print_table(headings, rows, right=("nodes",))
+    for pool in pools:
+        for node in pool.nodes:
+            if node.alive and node.draining:
+                say(f"pool {pool.pool}: {node.departure}; nothing starts there")
+        for each in pool.to_come:
+            say(f"pool {pool.pool}: {each.count} x {each.node_in_words}, can come (group {each.group})")
 
 
 def print_shares(shares: Sequence[Share]) -> None:
@@ -349,18 +349,17 @@ def print_shares(shares: Sequence[Share]) -> None:
     for each in shares:
         pool = "" if each.pool == DEFAULT_POOL else f"{each.pool}: "
         whose = (pool + each.hardware, each.project or "other projects")
+        amounts = each.held_usd_per_hour, each.entitled_usd_per_hour, each.used_usd
         rows.append(
             (
                 *(("", f"  {each.user}") if each.user else whose),
                 f"{each.held_devices:g}",
-                f"{each.held_usd_per_hour:.2f}",
-                f"{each.entitled_usd_per_hour:.2f}",
-                f"{each.used_usd:.2f}",
+                *map(partial(figure, "price_usd"), amounts),
                 f"{each.used_part:.0%}",
                 "yes" if each.waits else "",
             )
         )
-    right = ("devices", "USD/h", "entitled", "used USD", "of all")
+    right = ("devices", "per hour", "entitled", "used", "of all")
     print_table(("hardware", "who", *right, "waits"), rows, right=right)
 
 
@@ -408,6 +407,10 @@ def print_device(entry: Hardware) -> None:
         "no data sheet for": ", ".join(entry.without_data_sheet) or "-",
         "price": f"{entry.price_usd_per_hour:.2f} USD/h, {entry.price_date}",
         "price source": entry.price_source,
+        **{
+            str(market): f"{price.price_usd_per_hour:.2f} USD/h, {price.price_date}; {price.price_source}"
+            for market, price in entry.markets.items()
+        },
     }
     print_grid(rows.items(), "", "")
 

@@ -3,5 +3,3 @@
 from service.client.client import Client, Ended, LoginRefused
 from service.client.credentials import UnsafeCredentials
 from service.client.wire import ApiError, ClientError, Unreachable
-
-__all__ = ["ApiError", "Client", "ClientError", "Ended", "LoginRefused", "Unreachable", "UnsafeCredentials"]

@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from service.client.wire import whole_file
+from service.domain.ledger import OUTSIDE_ATTEMPTS, Ledger
+from service.domain.records import Run
 from trainers.reporting import Provenance
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.domain.ledger import Ledger
-    from service.domain.records import Run
 
 CHECKSUMS = "SHA256SUMS"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _LARGEST_FILE = 4 << 30
-_LARGEST_TEXT = 1 << 20
-"""Bytes at most of what is read as a whole: checksums, and the experiment."""
+_LARGEST_TEXT = 1 << 20  # Bytes at most of what is read as a whole: checksums, and the experiment
 _CHUNK = 1 << 20
 
 _README = """\
@@ -187,8 +186,6 @@ def _environment(client: Client, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _ledger(ledger: Ledger) -> bytes:
-    from service.domain.ledger import OUTSIDE_ATTEMPTS
-
     sources = [source.value for source in Provenance]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")

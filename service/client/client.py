@@ -1,7 +1,5 @@
 """The client: the API's operations as methods, and what takes more than one request."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,16 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 import httpx
 import orjson
 
-from service.analysis.answers import (
-    ComparisonAnswer,
-    EffectsAnswer,
-    FrontierAnswer,
-    Guide,
-    Recommendation,
-    ScoreAnswer,
-    SpeedupAnswer,
-    TasksAnswer,
-)
+from service.analysis import answers
 from service.client.results import ExperimentResults
 from service.client.wire import ClientError, Operation, T, Unreachable, Wire, api_error, read, whole_file
 from service.config.hardware import Hardware
@@ -36,6 +25,7 @@ from service.domain.records import (
     Event,
     ExperimentDetail,
     ExperimentStatus,
+    GroupOfRuns,
     LogLine,
     MeasurementRow,
     MetricSeries,
@@ -57,8 +47,7 @@ from service.specs.project_limits import ProjectLimits
 
 P = TypeVar("P", Preview, QueueListing)
 _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
-_SLOWER_S = 5.0
-"""What each `slow_down` adds to the interval; RFC 8628, section 3.5."""
+_SLOWER_S = 5.0  # What each `slow_down` adds to the interval; RFC 8628, section 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +97,20 @@ class Client(Wire):
     deleted_experiments = Operation(list[DeletedExperiment], "GET /deleted-experiments")
     restore = Operation(ExperimentDetail, "POST /experiments/{id}/restore")
     tag = Operation(ExperimentDetail, "PATCH /experiments/{id}/tags")
+    rename = Operation(ExperimentDetail, "PUT /experiments/{id}/name", "name")
     annotate = Operation(ExperimentDetail, "PUT /experiments/{id}/notes", "notes")
     archive = Operation(ExperimentDetail, "PUT /experiments/{id}/archive", "archived")
 
     # Questions about one experiment, or about several together.
-    compare = Operation(ComparisonAnswer, "GET /experiments/{ids}/compare")
-    score = Operation(ScoreAnswer, "GET /experiments/{ids}/score")
-    frontier = Operation(FrontierAnswer, "GET /experiments/{ids}/frontier")
-    effects = Operation(EffectsAnswer, "GET /experiments/{ids}/effects")
-    recommend = Operation(Recommendation, "GET /experiments/{ids}/recommend")
-    speedup = Operation(SpeedupAnswer, "GET /experiments/{ids}/speedup")
-    tasks = Operation(TasksAnswer, "GET /experiments/{ids}/tasks")
+    compare = Operation(answers.ComparisonAnswer, "GET /experiments/{ids}/compare")
+    score = Operation(answers.ScoreAnswer, "GET /experiments/{ids}/score")
+    frontier = Operation(answers.FrontierAnswer, "GET /experiments/{ids}/frontier")
+    effects = Operation(answers.EffectsAnswer, "GET /experiments/{ids}/effects")
+    recommend = Operation(answers.Recommendation, "GET /experiments/{ids}/recommend")
+    speedup = Operation(answers.SpeedupAnswer, "GET /experiments/{ids}/speedup")
+    tasks = Operation(answers.TasksAnswer, "GET /experiments/{ids}/tasks")
     report = Operation(bytes, "GET /experiments/{ids}/report")
-    guide = Operation(Guide, "GET /guide")
+    guide = Operation(answers.Guide, "GET /guide")
 
     # Studies.
     studies = Operation(list[StudyDetail], "GET /studies")
@@ -131,6 +121,11 @@ class Client(Wire):
     run = Operation(Run, "GET /runs/{id}")
     cancel_run = Operation(Run, "POST /runs/{id}/cancel", repeat=True)
     retry_run = Operation(Run, "POST /runs/{id}/retry")
+    change_run = Operation(Run, "PATCH /runs/{id}/marks")
+    run_groups = Operation(list[GroupOfRuns], "GET /experiments/{id}/runs/groups", "by")
+    change_runs = Operation(list[Run], "PATCH /experiments/{id}/runs", "ids")
+    cancel_runs = Operation(list[Run], "POST /experiments/{id}/runs/cancel", "ids", repeat=True)
+    retry_runs = Operation(list[Run], "POST /experiments/{id}/runs/retry", "ids")
     continue_run = Operation(ExperimentStatus, "POST /runs/{id}/continue")
     retrain_run = Operation(ExperimentStatus, "POST /runs/{id}/retrain", "on")
     measurements = Operation(list[MeasurementRow], "GET /runs/{id}/measurements")
@@ -175,6 +170,7 @@ class Client(Wire):
     subscriptions = Operation(list[Subscription], "GET /subscriptions")
     subscribe = Operation(NewSubscription, "POST /subscriptions", "channel", "target", "topics")
     unsubscribe = Operation(NoneType, "DELETE /subscriptions/{id}")
+    pause_subscription = Operation(Subscription, "PUT /subscriptions/{id}/paused", "paused")
     test_subscription = Operation(Delivery, "POST /subscriptions/{id}/test")
     deliveries = Operation(list[Delivery], "GET /deliveries")
 
@@ -310,13 +306,6 @@ class Client(Wire):
             return unpack(chunks, folder)
 
     # -- Waiting and following ---------------------------------------------------------------------
-
-    def healthy(self) -> bool:
-        """Returns whether the server answers, tried once."""
-        try:
-            return self._http.get("/healthz").status_code == 200
-        except httpx.HTTPError:
-            return False
 
     def wait(self, id: int, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
         """Waits until an experiment has ended; raises TimeoutError where it has not after `timeout_s`."""

@@ -1,7 +1,5 @@
 """Tokens that `stillhouse login` keeps: one file for each server, which only its owner can read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -135,8 +135,8 @@ class Wire:
     def call(self, operation: Operation[T], /, *values: Any, **parameters: Any) -> T:
         """Sends an operation's request and reads the answer; parameters that are None are left out."""
         given = dict(zip(operation.names, values, strict=len(values) > len(operation.names))) | parameters
-        if not isinstance(ids := given.get("ids", 0), int):  # A question about several experiments.
-            given["ids"], *given["also"] = ids
+        if "{ids}" in operation.path and not isinstance(given["ids"], int):
+            given["ids"], *given["also"] = given["ids"]  # A question about several experiments.
         path = "/api/v1" + re.sub(r"{(\w+)}", lambda name: str(given.pop(name[1])), operation.path)
         fields = {name: value for name, value in given.items() if value is not None}
         query = {name: _written(value) for name, value in fields.items()} if operation.in_query else None

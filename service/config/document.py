@@ -1,7 +1,5 @@
 """From the bytes of a user's YAML or JSON to plain values, under limits; errors are `Problem`s."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,12 +1,11 @@
 """Specs to begin with: the files of the folder `examples`, in a checkout or as installed with the package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.config.settings import EXAMPLE_DATA, Settings
 from service.domain.serialization import Serializable
 
 
@@ -22,12 +21,16 @@ class Example(Serializable):
 _SENTENCE = re.compile(r".*?[.?](?=\s|$)", re.DOTALL)
 
 
-def examples_folder() -> Path | None:
+def shared_folder(name: str) -> Path | None:
     """Returns the folder next to the sources, or where pip put it; None = not installed."""
     beside, *above = Path(__file__).parents[2:]
     # Of a virtual environment, a user's packages or `pip install --target`.
-    installed = (folder / "share" / "stillhouse" / "examples" for folder in (beside, *above))
-    return next((folder for folder in (beside / "examples", *installed) if folder.is_dir()), None)
+    installed = (folder / "share" / "stillhouse" / name for folder in (beside, *above))
+    return next((folder for folder in (beside / name, *installed) if folder.is_dir()), None)
+
+
+def examples_folder() -> Path | None:
+    return shared_folder("examples")
 
 
 def examples() -> Iterator[Example]:
@@ -35,6 +38,20 @@ def examples() -> Iterator[Example]:
     for path in sorted(folder.glob("*.yaml")) if folder is not None else ():
         text = path.read_text(encoding="utf-8")
         yield Example(path.stem, _title(text), text)
+
+
+def keep_demo_texts(settings: Settings) -> None:
+    """Writes the texts of the first example into the data root that every installation has, once."""
+    texts = settings.data_dir / EXAMPLE_DATA / "demo-texts"
+    if not texts.exists():
+        write_demo_texts(texts)
+
+
+def write_demo_texts(folder: Path) -> None:
+    from trainers.data.synthetic import write_corpus
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_corpus(folder, train=800, test=400, seed=0)
 
 
 def _title(text: str) -> str:

@@ -9,8 +9,6 @@
 It is applied at every login, to the projects that it names and to no other membership.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 them, whichever module logs it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

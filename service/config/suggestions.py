@@ -1,7 +1,5 @@
 """What an unknown name may have meant: by the words of other tools, by place, then by spelling. Pure."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType

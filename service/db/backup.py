@@ -1,10 +1,9 @@
 """Backups: an installation as one tar file, checksummed, made while it runs; and restoring one.
 
-The archive holds the dump of the database, `hardware.yaml` and `sites.yaml`, on request the files of all
-experiments, and last `manifest.json` with size and SHA-256 of each: an archive that was cut off has none.
+The archive holds the dump of the database, `hardware.yaml`, `pools.yaml` and `sites.yaml`, on request the
+files of all experiments, and last `manifest.json` with size and SHA-256 of each: an archive that was cut off
+has none.
 """
-
-from __future__ import annotations
 
 import hashlib
 import io
@@ -27,24 +26,24 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
-from service.db import migrate, schema, sqlite
+from service.db import migrate, postgresql, schema, sqlite
 from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import Conflict, StoreError, UnusableDatabase
 from service.db.schema import ACTIVE
 from service.specs.models import EXPERIMENTS, experiments_folder
-from trainers.checkpoints.manifest import DRAFT, MANIFEST, attempt_number
+from trainers.checkpoints.manifest import attempt_number
+from trainers.data import storage
 from trainers.data.cache import sync
+from trainers.data.storage import DRAFT, MANIFEST, Place
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _DUMP = "database"
-_DECLARED = ("hardware.yaml", "sites.yaml")
-_TRANSIENT = ("ray", "spool")
-"""Folders of an experiment that belong to its running processes."""
+_DECLARED = ("hardware.yaml", "pools.yaml", "sites.yaml")
+_TRANSIENT = ("ray", "spool")  # Folders of an experiment that belong to its running processes
 _CHUNK_BYTES = 1 << 20
-LOCK_TIMEOUT_S = 30
-"""How long PostgreSQL's tools wait for tables that others hold locked."""
+LOCK_TIMEOUT_S = 30  # How long PostgreSQL's tools wait for tables that others hold locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,8 @@ def back_up(settings: Settings, file: Path, *, checkpoints: bool) -> Backup:
     """Writes a backup of a running or stopped installation: whole, or not at all."""
     if file.exists():
         raise BackupError(f"{file} exists; give another name or remove it")
+    if checkpoints and (stored := settings.resolved_storage()) != settings.data_dir.resolve():
+        raise BackupError(f"checkpoints are in {stored}; back that up by its own means, and the rest here")
     draft = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}.partial")
     copy = draft.with_suffix(".database")
     database = Database(settings.resolved_database_url(), statement_timeout_s=None)
@@ -329,15 +330,23 @@ def _place_files(settings: Settings, database: Database, staging: Path, *, check
             root.rmdir()
         if (staging / EXPERIMENTS).exists():
             os.rename(staging / EXPERIMENTS, root)
+    stored = settings.resolved_storage()
     with database.read() as connection:
-        unknown = list(_unknown(connection, root))
-    for path in unknown:
-        _move(path, aside / EXPERIMENTS / path.relative_to(root))
+        for top in dict.fromkeys((settings.data_dir.resolve(), stored)):
+            for parts in list(_unknown(connection, top / EXPERIMENTS)):
+                target = top / aside.name / EXPERIMENTS
+                storage.move(_below(top / EXPERIMENTS, parts), _below(target, parts))
     sync(settings.data_dir)
 
 
-def _unknown(connection: Connection, root: Path) -> Iterator[Path]:
-    """Folders of experiments, runs and attempts that the database does not have."""
+def _below(folder: Place, parts: tuple[str, ...]) -> Place:
+    for part in parts:
+        folder = folder / part
+    return folder
+
+
+def _unknown(connection: Connection, root: Place) -> Iterator[tuple[str, ...]]:
+    """Folders below `root` of experiments, runs and attempts that the database does not have."""
     runs = {
         (row.experiment_id, row.id): row.attempt
         for row in connection.execute(
@@ -347,23 +356,26 @@ def _unknown(connection: Connection, root: Path) -> Iterator[Path]:
     experiments = set(connection.execute(sa.select(schema.experiments.c.id)).scalars())
     for experiment in _numbered(root):
         if int(experiment.name) not in experiments:
-            yield experiment
+            yield (experiment.name,)
             continue
         for run in _numbered(experiment / "runs"):
             last = runs.get((int(experiment.name), int(run.name)))
             if last is None:
-                yield run
+                yield experiment.name, "runs", run.name
                 continue
-            for attempt in sorted(run.glob("*/*")):
-                number = attempt_number(attempt)
-                if number is not None and number > last:
-                    yield attempt
+            for measured in _folders(run):
+                for attempt in _folders(measured):
+                    number = attempt_number(attempt)
+                    if number is not None and number > last:
+                        yield experiment.name, "runs", run.name, measured.name, attempt.name
 
 
-def _numbered(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+def _numbered(folder: Place) -> list[Place]:
+    return [path for path in _folders(folder) if path.name.isdecimal()]
+
+
+def _folders(folder: Place) -> list[Place]:
+    return sorted((path for path in folder.iterdir() if path.is_dir()), key=str) if folder.is_dir() else []
 
 
 def _move(path: Path, to: Path) -> None:
@@ -466,6 +478,7 @@ def _snapshot(database: Database) -> Iterator[tuple[Connection, str]]:
     """A connection to one state of the database, and that state's name for other sessions."""
     engine = database.writers.execution_options(isolation_level="REPEATABLE READ")
     with engine.connect() as connection, connection.begin():
+        postgresql.refuse_pooler(connection)
         # It waits for pg_dump, longer than a transaction of ours may be idle.
         connection.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         yield connection, str(connection.execute(sa.text("SELECT pg_export_snapshot()")).scalar_one())

@@ -1,7 +1,5 @@
 """The clock of the database's server: the one clock that all processes of an installation share."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

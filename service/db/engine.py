@@ -5,8 +5,6 @@ connection per process, begun with BEGIN IMMEDIATE under `WriterLock`; PostgreSQ
 a transaction that lost a deadlock is run again. Errors of the drivers become the store's own.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3
@@ -40,10 +38,9 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-READERS = 16
-"""SQLite connections that read at a time in one process."""
-RETRIES = 5
-"""How often a PostgreSQL transaction that lost a deadlock, or its connection, is run again."""
+READERS = 16  # SQLite connections that read at a time in one process
+_TURN_S = 1.0  # How long one of the connections that are kept is waited for, before another is opened
+RETRIES = 5  # How often a PostgreSQL transaction that lost a deadlock, or its connection, is run again
 
 _RECONNECTING_S = 5.0
 """How long after its start a PostgreSQL transaction that lost its connection is run again."""
@@ -59,6 +56,7 @@ class Database:
         url: a SQLite file or PostgreSQL; ValueError for anything else.
         statement_timeout_s: longest statement on PostgreSQL; None = no limit, for maintenance.
         present: whether `alone` is refused to others while this has connections.
+        pool_size: PostgreSQL connections that are kept open; at most `POOL_SIZE` are in use at a time.
     """
 
     def __init__(
@@ -67,6 +65,7 @@ class Database:
         *,
         statement_timeout_s: float | None = postgresql.STATEMENT_TIMEOUT_S,
         present: bool = True,
+        pool_size: int = postgresql.POOL_SIZE,
     ) -> None:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "postgresql":
@@ -87,22 +86,34 @@ class Database:
             self.writers = _sqlite_engine(parsed, sqlite.prepare_writer, "BEGIN IMMEDIATE", NullPool, hold)
         else:
             self.lock = None
-            self.writers = postgresql.create_engine(parsed, statement_timeout_s, present=present)
+            self.writers = postgresql.create_engine(
+                parsed, statement_timeout_s, present=present, pool_size=pool_size
+            )
             # Transactions that see one state of the database and cannot write; same pool.
             self.readers = self.writers.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
+        self._turns = threading.BoundedSemaphore(postgresql.POOL_SIZE if self.is_sqlite else pool_size)
         self.observe_write: Callable[[float], None] | None = None
         """Receives how long each write took, in seconds, from waiting for its turn to its commit."""
         self._writer: Connection | None = None
         self._writer_pid = os.getpid()
-        self._closed = threading.Event()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection in a transaction that sees one state of the database and writes nothing."""
-        with translated(self.path), self.readers.connect() as connection, connection.begin():
+        with translated(self.path), self._turn(), self.readers.connect() as connection, connection.begin():
             yield connection
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Waits a while for a connection in use, because opening another takes longer than most uses."""
+        had = self._turns.acquire(timeout=_TURN_S)
+        try:
+            yield
+        finally:
+            if had:
+                self._turns.release()
 
     def write(self, body: Callable[[Connection], Result]) -> Result:
         """Runs `body` in one transaction and commits it; what it raises rolls everything back.
@@ -155,7 +166,7 @@ class Database:
         for remaining in reversed(range(RETRIES)):
             committing = False
             try:
-                with self.writers.connect() as connection, connection.begin():
+                with self._turn(), self.writers.connect() as connection, connection.begin():
                     result = body(connection)
                     committing = True
                 return result
@@ -176,6 +187,11 @@ class Database:
         with self.read():
             pass
 
+    def rest(self) -> None:
+        """Closes PostgreSQL connections that are not in use; further ones are opened as needed."""
+        if not self.is_sqlite:
+            self.writers.pool.dispose()
+
     @contextmanager
     def alone(self) -> Iterator[bool]:
         """Keeps all other programs out of the database; yields False when one has it open."""
@@ -184,6 +200,13 @@ class Database:
             self._presence.alone() if self.path is not None else postgresql.alone(self.writers) as had,
         ):
             yield had
+
+    def connections(self) -> dict[str, int]:
+        """Returns how many connections of the pool are in use, idle and not opened."""
+        pool = self.readers.pool
+        assert isinstance(pool, QueuePool)
+        in_use, idle = pool.checkedout(), pool.checkedin()
+        return {"in_use": in_use, "idle": idle, "unopened": max(0, pool.size() - in_use - idle)}
 
     def close(self) -> None:
         if self.path is not None and not self.path.parent.exists():

@@ -1,7 +1,5 @@
 """What the store can answer instead of a result: typed errors, one line each."""
 
-from __future__ import annotations
-
 
 class StoreError(Exception):
     """Base of all errors of the store; the message is one line that says what to do."""

@@ -32,14 +32,10 @@ from typing import Literal, TypeAlias
 from service.config.suggestions import nearest
 from service.db.errors import FilterError
 
-MAX_LENGTH = 4096
-"""Longest filter, in characters."""
-MAX_DEPTH = 32
-"""Deepest nesting of parentheses and NOT."""
-MAX_CONDITIONS = 200
-"""Most comparisons in one filter, and most literals in one IN."""
-MAX_COLUMNS = 8
-"""Most columns that a list is ordered by."""
+MAX_LENGTH = 4096  # Longest filter, in characters
+MAX_DEPTH = 32  # Deepest nesting of parentheses and NOT
+MAX_CONDITIONS = 200  # Most comparisons in one filter, and most literals in one IN
+MAX_COLUMNS = 8  # Most columns that a list is ordered by
 
 Value: TypeAlias = str | int | float
 
@@ -49,12 +45,11 @@ class Kind(StrEnum):
 
     number = "number"
     text = "text"
-    axis = "axis"
-    """The value of an axis: a number, a string or a boolean, as the grid has it."""
-    field = "field"
-    """The value of a field of the spec, whether it is an axis or not."""
-    figure = "figure"
-    """A number among the figures that a run ended with."""
+    axis = "axis"  # The value of an axis: a number, a string or a boolean, as the grid has it
+    field = "field"  # The value of a field of the spec, whether it is an axis or not
+    figure = "figure"  # A number among the figures that a run ended with
+    tag = "tag"  # One of several words
+    flag = "flag"  # What holds or does not; a filter has its name alone
 
 
 _NUMBERS = (Kind.number, Kind.figure)
@@ -155,27 +150,28 @@ def parse_order(
     *,
     default: Order,
     beside: Mapping[str, Name] = _NO_NAMES,
+    parameter: str = "order_by",
 ) -> tuple[Order, ...]:
     """Parses `name`, `name asc` or `name desc`, several of them separated by commas.
 
-    With `beside`, its names and `axis.<name>` may be given too.
+    With `beside`, its names and `axis.<name>` may be given too. Errors begin with the parameter's name.
     """
     if text is None or not text.strip():
         return (default,)
-    columns = tuple(_parse_column(part, names, beside) for part in text.split(","))
+    columns = tuple(_parse_column(part, names, beside, parameter) for part in text.split(","))
     if len(columns) > MAX_COLUMNS:
-        raise FilterError(f"order_by has {len(columns):,} columns; the limit is {MAX_COLUMNS}")
+        raise FilterError(f"{parameter} has {len(columns):,} columns; the limit is {MAX_COLUMNS}")
     for position, column in enumerate(columns):
         if column.name in (earlier.name for earlier in columns[:position]):
-            raise FilterError(f"order_by: '{column.name}' is given twice; remove one")
+            raise FilterError(f"{parameter}: '{column.name}' is given twice; remove one")
     return columns
 
 
-def _parse_column(text: str, names: Mapping[str, Kind], beside: Mapping[str, Name]) -> Order:
+def _parse_column(text: str, names: Mapping[str, Kind], beside: Mapping[str, Name], parameter: str) -> Order:
     words = text.split()
     if not words or len(words) > 2 or (len(words) == 2 and words[1].lower() not in ("asc", "desc")):
         raise FilterError(
-            f"order_by '{_shown(text)}': give names, each optionally followed by asc or desc, "
+            f"{parameter} '{_shown(text)}': give names, each optionally followed by asc or desc, "
             "separated by commas"
         )
     name, descending = words[0], len(words) == 2 and words[1].lower() == "desc"
@@ -186,7 +182,7 @@ def _parse_column(text: str, names: Mapping[str, Kind], beside: Mapping[str, Nam
         return Order(found.name, descending, None if found.name in names else found)
     if name not in names:
         unknown = f"unknown column '{_shown(name)}'; {nearest(name, [*names, *beside], _LISTED)}"
-        raise FilterError(f"order_by: {unknown}")
+        raise FilterError(f"{parameter}: {unknown}")
     return Order(name, descending)
 
 
@@ -324,6 +320,8 @@ class _Parser:
         if self._searched and self._is_alone():
             return self._search(self._value(self._take()))
         name = self._name()
+        if name.kind is Kind.flag:
+            return Relation(name, "=", 1)
         if self._skip_keyword("is"):
             negated = self._skip_keyword("not")
             if not self._skip_keyword("null"):

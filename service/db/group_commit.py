@@ -1,7 +1,5 @@
 """Group commit: writes that come at the same time share one transaction, and one wait for the disk."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +8,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-LARGEST_GROUP = 256
-"""Items that share one transaction at most."""
+LARGEST_GROUP = 256  # Items that share one transaction at most
 
 
 @dataclass(slots=True)

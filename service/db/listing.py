@@ -14,23 +14,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Table
 
 from service.db import filters
-from service.db.errors import BadPageToken
+from service.db.errors import BadPageToken, FilterError
 from service.db.filters import Condition, Kind, Name, Order
 from service.db.schema import cell_specs, experiments, run_summaries, runs
 from service.db.statements import VISIBLE, VISIBLE_RUN, ids_in_sight, in_sight, run_in_sight
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.formats import short_names
+from service.domain.records import FigureOfGroup, GroupOfRuns
+from service.domain.states import RunState
 from service.specs.fields import axis_names
 from trainers.metrics import FIGURES, SCORES, TEST_SCORES
 
-FEW = 200
-"""Experiments whose rows are collected to be listed."""
+MOST_GROUPS = 1_000  # Most groups of runs in one answer
+FEW = 200  # Experiments whose rows are collected to be listed
 
 _OPERATORS = {"=": "__eq__", "!=": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
 
@@ -42,10 +45,13 @@ def names_of(table: Table, hidden: Sequence[str] = ()) -> Mapping[str, Kind]:
         if column.name in hidden:
             continue
         number = isinstance(column.type, sa.Integer | sa.Float | sa.Numeric)
-        kinds[column.name] = Kind.number if number else Kind.text
+        other = Kind.flag if isinstance(column.type, sa.Boolean) else Kind.text
+        kinds[column.name] = Kind.number if number else other
     return kinds
 
 
+TAGS: Mapping[str, Name] = {"tag": Name("tags", Kind.tag)}
+"""What a filter of experiments or runs may name besides columns."""
 EXPERIMENT_NAMES = names_of(experiments, hidden=("event_count", "changed_s"))
 SPEC_COLUMNS: Mapping[str, str] = {
     "task.name": "task",
@@ -72,6 +78,7 @@ _BESIDE: Mapping[str, Name] = {
 }
 _SHORT = {"loss": "train_loss", "time": "total_time_s", "cost": "cost_usd", "energy": "energy_kwh"}
 BESIDE_COLUMNS: Mapping[str, Name] = {
+    **TAGS,
     **{short: _BESIDE[field] for field, short in short_names(axis_names()).items() if short not in RUN_NAMES},
     **{short: Name(name, Kind.number) for short, name in _SHORT.items()},
     **_BESIDE,
@@ -79,7 +86,7 @@ BESIDE_COLUMNS: Mapping[str, Name] = {
 """What a filter of runs may name besides columns: figures of the summary, fields of the spec, short names."""
 SEARCHED_COLUMNS = (
     *("state", "task", "student", "precision", "optimizer", "implementation", "strategy", "hardware"),
-    *("teacher", "failure_class"),
+    *("teacher", "failure_class", "name"),
 )
 """Columns of runs that a word alone is compared with."""
 
@@ -197,6 +204,8 @@ def _fits(listing: Listing, order: Order, value: object) -> bool:
     """Whether a column can hold the value, in either database."""
     if value is None:
         return _nullable(listing, order)
+    if _kind(listing, order) is Kind.flag:
+        return isinstance(value, bool)
     if _kind(listing, order) is Kind.text:
         return isinstance(value, str) and "\0" not in value and _is_encodable(value)
     kind = listing.table.c[order.name].type
@@ -275,17 +284,80 @@ def _by_columns(
     if place is not None:
         statement = statement.where(_after(listing, columns, [*place.values, place.id]))
     for column in columns:
-        if column.beside is not None:  # Numbers first, then words.
-            for kind in (0.0, ""):
-                value = _operand(column.beside, listing.table, dialect, kind)
-                ordered = value.desc() if column.descending else value.asc()
-                statement = statement.order_by(value.is_(None), ordered)
-            continue
-        key = _key(listing, column)
-        if _nullable(listing, column):
-            statement = statement.order_by(key.is_(None))
-        statement = statement.order_by(key.desc() if column.descending else key.asc())
+        for value in _values(listing, column, dialect):
+            if column.beside is not None or _nullable(listing, column):
+                statement = statement.order_by(value.is_(None))
+            statement = statement.order_by(value.desc() if column.descending else value.asc())
     return statement
+
+
+def _values(listing: Listing, order: Order, dialect: str) -> list[ColumnElement[Any]]:
+    """What rows are ordered by: a column, or what it stands for as a number, then as a word."""
+    if order.beside is None:
+        return [_key(listing, order)]
+    return [_operand(order.beside, listing.table, dialect, kind) for kind in (0.0, None)]
+
+
+def read_groups(connection: Connection, listing: Listing, figures: Sequence[str]) -> list[GroupOfRuns]:
+    """Runs by what orders them, in that order, with the mean and spread of each figure.
+
+    Raises:
+        FilterError: a figure is not a number, or there are more than `MOST_GROUPS` groups.
+    """
+    dialect = connection.dialect.name
+    keys = [(order, value) for order in listing.order for value in _values(listing, order, dialect)]
+    measured = [_figure(name, listing.table, dialect).label(f"of{at}") for at, name in enumerate(figures)]
+    by_key = [value.label(f"by{at}") for at, (_, value) in enumerate(keys)]
+    c = (
+        _selected(connection, listing)
+        .with_only_columns(listing.table.c.state, *by_key, *measured, maintain_column_froms=True)
+        .subquery()
+        .c
+    )
+    by = [c[key.name] for key in by_key]
+    means = [sa.func.avg(c[one.name]).over(partition_by=by).label(f"mean_{one.name}") for one in measured]
+    c = sa.select(*c, *means).subquery().c
+    by = [c[key.name] for key in by_key]
+    columns: list[ColumnElement[Any]] = [sa.func.count()]
+    columns += (sa.func.count().filter(c.state == state) for state in RunState)
+    for value, mean in ((c[one.name], c[f"mean_{one.name}"]) for one in measured):
+        count, square = sa.func.count(value), sa.func.sum((value - mean) * (value - mean))
+        columns += [count, sa.func.avg(value), square / sa.func.nullif(count - 1, 0)]
+        columns += [sa.func.min(value), sa.func.max(value)]
+    statement = sa.select(*by, *columns).group_by(*by).limit(MOST_GROUPS + 1)
+    for (order, _), key in zip(keys, by, strict=True):
+        statement = statement.order_by(key.is_(None), key.desc() if order.descending else key.asc())
+    rows = connection.execute(statement).all()
+    if len(rows) > MOST_GROUPS:
+        raise FilterError(f"by: there are more than {MOST_GROUPS:,} groups; use fewer columns, or others")
+    groups: list[GroupOfRuns] = []
+    before = 0
+    for row in rows:
+        rest = iter(row)
+        shared: dict[str, Any] = {}
+        for order, _ in keys:
+            value = next(rest)
+            shared[order.name] = value if shared.get(order.name) is None else shared[order.name]
+        size = next(rest)
+        states = {state: n for state, n in zip(RunState, rest, strict=False) if n}
+        spreads = {name: _spread(*islice(rest, 5)) for name in figures}
+        groups.append(GroupOfRuns([*shared.values()], before, size, states, spreads))
+        before += size
+    return groups
+
+
+def _spread(count: int, mean: Any, variance: float | None, least: Any, greatest: Any) -> FigureOfGroup:
+    return FigureOfGroup(count, mean, None if variance is None else math.sqrt(variance), least, greatest)
+
+
+def _figure(text: str, table: Table, dialect: str) -> ColumnElement[Any]:
+    (order,) = filters.parse_order(
+        text, RUN_NAMES, default=Order("id", False), beside=BESIDE_COLUMNS, parameter="figures"
+    )
+    name = order.beside or Name(order.name, RUN_NAMES[order.name])
+    if name.kind in (Kind.text, Kind.flag):
+        raise FilterError(f"figures: '{name.name}' is not a number; leave it out")
+    return _operand(name, table, dialect, 0.0)
 
 
 def _key(listing: Listing, order: Order) -> ColumnElement[Any]:
@@ -322,6 +394,16 @@ def condition_sql(condition: Condition, table: Table, dialect: str) -> ColumnEle
         case filters.Match(name, pattern, ignore_case):
             operand = _operand(name, table, dialect, "")
             return _like(operand, pattern, dialect, ignore_case)
+        case filters.Relation(Name(column, Kind.flag)):
+            return table.c[column].is_(sa.true())
+        case filters.Relation(Name(column, Kind.tag), "=" | "!=" as operator, value):
+            find = sa.func.instr if dialect == "sqlite" else sa.func.strpos
+            has: ColumnElement[bool] = find(table.c[column], f" {value} ") > 0
+            return has if operator == "=" else sa.not_(has)
+        case filters.OneOf(Name(_, Kind.tag) as name, values):
+            return sa.or_(
+                *(condition_sql(filters.Relation(name, "=", value), table, dialect) for value in values)
+            )
         case filters.OneOf(name, values):
             texts = [value for value in values if isinstance(value, str)]
             numbers = [value for value in values if not isinstance(value, str)]

@@ -1,7 +1,5 @@
 """Brings the database up to date, and lists what is wrong with it: at start and on the command line."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import closing
 from functools import cache
@@ -24,10 +22,8 @@ from service.db.schema import TRIGGERS, Document, WordOf, metadata
 
 logger = logging.getLogger(__name__)
 
-UPGRADE_LOCK = 7305410
-"""PostgreSQL advisory lock: one process migrates at a time."""
-UPGRADE_TIMEOUT_S = 60.0
-"""How long a process waits while another migrates."""
+UPGRADE_LOCK = 7305410  # PostgreSQL advisory lock: one process migrates at a time
+UPGRADE_TIMEOUT_S = 60.0  # How long a process waits while another migrates
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Alembic's folder: `env.py`, and one module per revision under `versions`."""
 

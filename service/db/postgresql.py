@@ -1,12 +1,14 @@
 """What PostgreSQL needs to be safe over a network: limits on every wait, and reads that see one snapshot.
 
+Behind a pooler that lends a server connection for one transaction (PgBouncer) nothing may outlive the
+transaction on the server: no prepared statement, no session lock, no setting. Such a connection is
+recognised, and its limits are set in each transaction.
+
 A server that vanishes without closing its connections (a lost network, a failed host, a proxy in between)
 would hold a caller for as long as the kernel repeats its packets, a quarter of an hour. Three limits end the
 wait: the kernel's for packets that are not acknowledged, the server's for a statement, and the client's for
 an answer.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Iterator
@@ -18,23 +20,20 @@ import sqlalchemy as sa
 from psycopg.abc import PQGen
 from sqlalchemy import Engine, event
 
-POOL_SIZE = 16
-"""Connections of one process."""
-LOCK_TIMEOUT_S = 5.0
-"""How long a statement waits for a lock."""
+from service.db.errors import UnusableDatabase
+
+POOL_SIZE = 16  # Connections of one process at most
+LOCK_TIMEOUT_S = 5.0  # How long a statement waits for a lock
 STATEMENT_TIMEOUT_S = 15.0
 """How long a statement may run. Together with `_GRACE_S`, less than a lease lasts: a heartbeat that meets a
 dead connection can be repeated on another before the lease lapses."""
-_GRACE_S = 3.0
-"""How much longer than the server's limit the client waits for its answer."""
+_GRACE_S = 3.0  # How much longer than the server's limit the client waits for its answer
 _CONNECT_TIMEOUT_S = 5
-_ACKNOWLEDGED_WITHIN_S = 10
-"""How long the kernel waits for the server's machine to acknowledge a packet."""
-_IDLE_S = 2.0
-"""A connection that was idle for longer is tried before it is used."""
+_ACKNOWLEDGED_WITHIN_S = 10  # How long the kernel waits for the server's machine to acknowledge a packet
+_IDLE_S = 2.0  # A connection that was idle for longer is tried before it is used
 _PING_TIMEOUT_S = 3.0
-_PRESENCE = 7305412
-"""Advisory lock that each connection shares, and that a restore has alone."""
+_PRESENCE = 7305412  # Advisory lock that each connection shares, and that a restore has alone
+_APPLICATION = "stillhouse"
 
 Returned = TypeVar("Returned")
 
@@ -47,6 +46,8 @@ class LimitedConnection(psycopg.Connection[Any]):
     """Closes when the server is silent for `silence_s` while an answer is due; None = no limit."""
 
     silence_s: float | None = None
+    pooled = False
+    """Whether a pooler is between this and the server."""
 
     def wait(self, gen: PQGen[Returned], interval: float = 0.1, timeout: float | None = None) -> Returned:
         if self.silence_s is not None:
@@ -75,7 +76,9 @@ def _limited(gen: PQGen[Returned], silence_s: float) -> PQGen[Returned]:
         return returned
 
 
-def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bool = True) -> Engine:
+def create_engine(
+    url: sa.URL, statement_timeout_s: float | None, *, present: bool = True, pool_size: int = POOL_SIZE
+) -> Engine:
     """An engine whose every wait is limited; for the arguments see `Database`."""
     settings = {
         "lock_timeout": int(LOCK_TIMEOUT_S * 1000),
@@ -87,13 +90,13 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bo
     }
     engine = sa.create_engine(
         url,
-        pool_size=POOL_SIZE,
-        max_overflow=0,
+        pool_size=pool_size,
+        max_overflow=POOL_SIZE - pool_size,
         pool_timeout=10,
         connect_args={
             "connect_timeout": _CONNECT_TIMEOUT_S,
             "options": " ".join(f"-c {name}={value}" for name, value in settings.items()),
-            "application_name": "stillhouse",
+            "application_name": _APPLICATION,
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
@@ -103,12 +106,29 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bo
 
     @event.listens_for(engine, "do_connect")
     def on_connecting(_dialect: object, _record: object, arguments: Any, fields: Any) -> LimitedConnection:
-        connection = LimitedConnection.connect(*arguments, **fields)
+        try:
+            connection = LimitedConnection.connect(*arguments, **fields)
+        except psycopg.OperationalError as error:
+            if "unsupported startup parameter" not in str(error):
+                raise
+            connection = LimitedConnection.connect(*arguments, **{**fields, "options": None})
         if statement_timeout_s is not None:
             connection.silence_s = statement_timeout_s + _GRACE_S
-        if present:
-            _hold_presence(connection)
+        try:
+            _greet(connection, present)
+        except BaseException:
+            connection.close()  # Else the garbage collector finds it open, whenever that is.
+            raise
         return connection
+
+    set_in_transaction = sa.select(
+        *(sa.func.set_config(name, str(value), True) for name, value in settings.items())
+    )
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: sa.Connection) -> None:
+        if is_pooled(connection):
+            connection.execute(set_in_transaction)
 
     @event.listens_for(engine, "checkin")
     def on_checkin(_connection: object, record: Any) -> None:
@@ -122,10 +142,25 @@ def create_engine(url: sa.URL, statement_timeout_s: float | None, *, present: bo
     return engine
 
 
-def _hold_presence(connection: LimitedConnection) -> None:
+def is_pooled(connection: sa.Connection) -> bool:
+    return bool(getattr(connection.connection.driver_connection, "pooled", False))
+
+
+def _greet(connection: LimitedConnection, present: bool) -> None:
+    """Finds out whether a pooler answers, and raises while the database is being restored."""
     try:
         connection.autocommit = True
-        connection.execute(f"SELECT pg_advisory_lock_shared({_PRESENCE})")
+        # A pooler tells its clients a process id of its own making.
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        connection.pooled = row is not None and row[0] != connection.pgconn.backend_pid
+        if connection.pooled:
+            connection.prepare_threshold = None
+        if present and connection.pooled:
+            lock = f"SELECT pg_try_advisory_xact_lock_shared({_PRESENCE})"
+            if connection.execute(lock).fetchone() != (True,):
+                raise psycopg.errors.LockNotAvailable
+        elif present:
+            connection.execute(f"SELECT pg_advisory_lock_shared({_PRESENCE})")
         connection.autocommit = False
     except psycopg.errors.LockNotAvailable:
         connection.close()
@@ -135,14 +170,34 @@ def _hold_presence(connection: LimitedConnection) -> None:
         raise
 
 
+_POOLED_PROGRAMS = sa.text(
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+    f"AND pid <> pg_backend_pid() AND application_name LIKE '{_APPLICATION}%'"
+)
+"""Sessions that hold no lock, because a pooler lends them out; it keeps some for minutes after their use."""
+
+
 @contextmanager
 def alone(engine: Engine) -> Iterator[bool]:
     """For an engine whose connections are not `present`, see `Database.alone`."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        refuse_pooler(connection)
         try:
-            yield bool(connection.execute(sa.text(f"SELECT pg_try_advisory_lock({_PRESENCE})")).scalar_one())
+            lock = sa.text(f"SELECT pg_try_advisory_lock({_PRESENCE})")
+            yield (
+                bool(connection.execute(lock).scalar_one())
+                and not connection.execute(_POOLED_PROGRAMS).scalar_one()
+            )
         finally:
             connection.invalidate()  # The lock ends with its connection.
+
+
+def refuse_pooler(connection: sa.Connection) -> None:
+    if is_pooled(connection):
+        raise UnusableDatabase(
+            "the database URL leads to a connection pooler; backup and restore need the server itself: give "
+            "them STILLHOUSE_DATABASE_URL with its address"
+        )
 
 
 _LETS_DIRTY_PAGES_PILE_UP = sa.text(

@@ -1,7 +1,5 @@
 """The statements of the queue: what is next, claims, leases, schedulers, and the cluster's snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -164,7 +162,6 @@ POOLS_WITH_WAITING = sa.text(
 )
 """Pools in which something is queued; one look at the index for each."""
 
-
 ALONG_THE_INDEX = sa.text(
     "SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true)"
 )
@@ -180,10 +177,13 @@ def _claim(chosen: sa.ColumnElement[bool]) -> ReturningUpdate[Any]:
         .values(
             state=ExperimentState.starting,
             attempt=_x.attempt + 1,
-            submission_id=sa.literal("stillhouse-")
-            .concat(sa.cast(_x.id, sa.Text))
-            .concat("-")
-            .concat(sa.cast(_x.attempt + 1, sa.Text)),
+            submission_id=func.coalesce(
+                bindparam("job", type_=sa.Text),
+                sa.literal("stillhouse-")
+                .concat(sa.cast(_x.id, sa.Text))
+                .concat("-")
+                .concat(sa.cast(_x.attempt + 1, sa.Text)),
+            ),
             lease_owner=bindparam("scheduler"),
             lease_until_s=bindparam("until"),
             lease_s=bindparam("lease"),
@@ -206,8 +206,7 @@ def _claim_events(c: Any) -> Select[Any]:
 
 
 _CLAIM_EVENT_COLUMNS = ["experiment_id", "number", "attempt", "at_s", "kind", "message", "data"]
-CLAIM = _claim(_x.id.in_(bindparam("ids", expanding=True)))
-"""SQLite: claim chosen experiments."""
+CLAIM = _claim(_x.id.in_(bindparam("ids", expanding=True)))  # SQLite: claim chosen experiments
 
 NOTE_CLAIMS = sa.insert(events).from_select(
     _CLAIM_EVENT_COLUMNS, _claim_events(_x).where(_x.id.in_(bindparam("ids", expanding=True)))
@@ -219,7 +218,6 @@ CLAIM_AND_NOTE = select(_claimed).add_cte(
     sa.insert(events).from_select(_CLAIM_EVENT_COLUMNS, _claim_events(_claimed.c)).cte("noted")
 )
 """PostgreSQL: claim chosen experiments and note it, in one statement."""
-
 
 COUNT_ACTIVE = select(func.count()).select_from(experiments).where(ACTIVE, _x.pool == bindparam("pool"))
 """How many experiments of a pool are starting or running."""

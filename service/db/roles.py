@@ -5,8 +5,6 @@ do is what matters. Each table is listed with what a driver does to it; a table 
 one that a later release adds, is out of its reach. SQLite has no roles: whoever opens the file reads all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 

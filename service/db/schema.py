@@ -9,8 +9,6 @@ Times are Unix seconds. Three rules of representation hold on both databases:
   foreign key (a check per row would cost more than the row) and go with their run in `delete`.
 """
 
-from __future__ import annotations
-
 import json
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -23,17 +21,15 @@ from sqlalchemy.types import TypeDecorator
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.notifications import DeliveryState
-from service.domain.records import SUMMARY_FIELDS
+from service.domain.records import SUMMARY_FIELDS, ViewKind
 from service.domain.states import ExperimentState, RunState
 from service.domain.studies import PartState
 from trainers.errors import FailureClass
 
 Word = TypeVar("Word", bound=StrEnum)
 
-BigId = sa.BigInteger().with_variant(Integer, "sqlite")
-"""An id: SQLite's rowid alias must be spelled INTEGER."""
-Real = Float(53)
-"""A double."""
+BigId = sa.BigInteger().with_variant(Integer, "sqlite")  # An id: SQLite's rowid alias must be spelled INTEGER
+Real = Float(53)  # A double
 
 
 class WordOf(TypeDecorator[Word]):
@@ -109,9 +105,12 @@ def _index_where(name: str, condition: sa.ColumnElement[bool], *columns: sa.Colu
     return Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
 
 
-experiments = Table(
+def _table(name: str, *parts: sa.schema.SchemaItem, **options: Any) -> Table:
+    return Table(name, metadata, *parts, **options)
+
+
+experiments = _table(
     "experiments",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False),
     Column("owner", Text, nullable=False),
@@ -163,17 +162,15 @@ Index("ix_experiments_owner_id", _x.owner, _x.id)
 Index("ix_experiments_project_owner", _x.project, _x.owner, _x.id)
 _index_where("ix_experiments_deleted", DELETED, _x.id)
 
-experiment_specs = Table(
+experiment_specs = _table(
     "experiment_specs",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("text", Text, nullable=False),
     Column("canonical", Text, nullable=False),
 )
 
-cell_specs = Table(  # Its runs, of different seeds and repeats, share their resolved spec.
+cell_specs = _table(  # Its runs, of different seeds and repeats, share their resolved spec.
     "cell_specs",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("cell", Text, primary_key=True),
     Column("canonical", Text, nullable=False),
@@ -188,9 +185,8 @@ _SUMMARY_TYPES: dict[str, Any] = {  # Of those that are not figures
 NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
 """Columns of `runs` that are filled from measurements of the same names."""
 
-runs = Table(
+runs = _table(
     "runs",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), nullable=False),
     Column("index", Integer, nullable=False),
@@ -234,6 +230,11 @@ runs = Table(
     Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
     Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
     Column("waits_for", Text),  # What a queued run whose turn has come waits for, and behind whom.
+    # What people add, for finding it again:
+    Column("name", Text, nullable=False, server_default=""),
+    Column("starred", sa.Boolean, nullable=False, server_default=sa.false()),
+    Column("tags", Text, nullable=False, server_default=""),  # Each between spaces, see `tags_text`.
+    Column("notes", Text, nullable=False, server_default=""),
     sa.UniqueConstraint("experiment_id", "index"),
     sqlite_autoincrement=True,
 )
@@ -262,9 +263,8 @@ log only grows.
 Inserts are not checked, which would slow down submission: runs come with their experiment.
 """
 
-attempts = Table(
+attempts = _table(
     "attempts",
-    metadata,
     Column("run_id", BigId, ForeignKey(runs.c.id), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("experiment_attempt", Integer, nullable=False),
@@ -282,13 +282,13 @@ attempts = Table(
     Column("seen_s", Real),  # Last known to be alive.
     Column("resumed_from_s", Real),  # When the checkpoint was taken, or the stage ended, that it continues.
     Column("placement", Text),  # Devices that it ran on, see `placements`.
+    Column("checkpoint_s", Real),  # When its last checkpoint was reported.
     Column("summary", Document),  # What it ended with, where the run was measured again since.
     sqlite_with_rowid=False,
 )
 
-attempt_usage = Table(  # What a ledger sums up of each attempt, so that totals need no measurements.
+attempt_usage = _table(  # What a ledger sums up of each attempt, so that totals need no measurements.
     "attempt_usage",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
@@ -305,9 +305,8 @@ attempt_usage = Table(  # What a ledger sums up of each attempt, so that totals 
     sqlite_with_rowid=False,
 )
 
-placements = Table(  # Devices that an experiment holds, from placed to released.
+placements = _table(  # Devices that an experiment holds, from placed to released.
     "placements",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("id", Text, primary_key=True),  # Ray's id of the placement group.
     Column("experiment_attempt", Integer, nullable=False),
@@ -324,9 +323,8 @@ placements = Table(  # Devices that an experiment holds, from placed to released
 )
 _index_where("ix_placements_held", placements.c.released_s.is_(None), placements.c.experiment_id)
 
-allowances = Table(  # Devices that an experiment may hold now, as the last pass over the queue divided them.
+allowances = _table(  # Devices that an experiment may hold now, as the last pass over the queue divided them.
     "allowances",
-    metadata,
     # No foreign key: the next pass of the pool replaces all its rows, also those of experiments that ended or
     # were deleted.
     Column("experiment_id", BigId, primary_key=True, autoincrement=False),
@@ -338,9 +336,8 @@ allowances = Table(  # Devices that an experiment may hold now, as the last pass
     sqlite_with_rowid=False,
 )
 
-share_usage = Table(  # What people have used lately of each lane, in USD that halve with time.
+share_usage = _table(  # What people have used lately of each lane, in USD that halve with time.
     "share_usage",
-    metadata,
     Column("project", Text, primary_key=True),
     Column("owner", Text, primary_key=True),
     Column("pool", Text, primary_key=True),
@@ -350,9 +347,8 @@ share_usage = Table(  # What people have used lately of each lane, in USD that h
     sqlite_with_rowid=False,
 )
 
-start_forecasts = Table(  # When experiments that wait will start, as a scheduler last forecast it.
+start_forecasts = _table(  # When experiments that wait will start, as a scheduler last forecast it.
     "start_forecasts",
-    metadata,
     # No foreign key: the next forecast of the pool removes the rows of experiments that ended.
     Column("experiment_id", BigId, primary_key=True, autoincrement=False),
     Column("pool", Text, nullable=False),
@@ -369,34 +365,30 @@ start_forecasts = Table(  # When experiments that wait will start, as a schedule
     sqlite_with_rowid=False,
 )
 
-start_errors = Table(  # How far forecasts were from the starts that followed them, as logarithms.
+start_errors = _table(  # How far forecasts were from the starts that followed them, as logarithms.
     "start_errors",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("reason", Text, nullable=False),
     Column("early", Real, nullable=False),
     Column("late", Real, nullable=False),
 )
 
-run_references = Table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
+run_references = _table(  # Runs whose best checkpoint an experiment starts from: it waits for them.
     "run_references",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     # No foreign key: an experiment that has ended does not keep its teacher from being deleted.
     Column("run_id", BigId, primary_key=True, autoincrement=False, index=True),
     sqlite_with_rowid=False,
 )
 
-metric_names = Table(
+metric_names = _table(
     "metric_names",
-    metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False, unique=True),
 )
 
-points = Table(
+points = _table(
     "points",
-    metadata,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("name_id", Integer, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
@@ -406,9 +398,8 @@ points = Table(
     sqlite_with_rowid=False,
 )
 
-latest_points = Table(
+latest_points = _table(
     "latest_points",
-    metadata,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("name_id", Integer, primary_key=True, autoincrement=False),
     Column("attempt", Integer, nullable=False),
@@ -418,11 +409,9 @@ latest_points = Table(
     sqlite_with_rowid=False,
 )
 
-BUCKET_STEPS = 128
-"""Steps of one row of `point_extremes`."""
-point_extremes = Table(  # Least, greatest and first NaN value of each `BUCKET_STEPS` steps of a series.
+BUCKET_STEPS = 128  # Steps of one row of `point_extremes`
+point_extremes = _table(  # Least, greatest and first NaN value of each `BUCKET_STEPS` steps of a series.
     "point_extremes",
-    metadata,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("name_id", Integer, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
@@ -435,9 +424,8 @@ point_extremes = Table(  # Least, greatest and first NaN value of each `BUCKET_S
     sqlite_with_rowid=False,
 )
 
-measurements = Table(
+measurements = _table(
     "measurements",
-    metadata,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("name", Text, primary_key=True),
@@ -450,17 +438,15 @@ measurements = Table(
     sqlite_with_rowid=False,
 )
 
-run_summaries = Table(
+run_summaries = _table(
     "run_summaries",
-    metadata,
     Column("run_id", BigId, ForeignKey(runs.c.id), primary_key=True, autoincrement=False),
     Column("attempt", Integer, nullable=False),
     Column("summary", Document, nullable=False),
 )
 
-events = Table(
+events = _table(
     "events",
-    metadata,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("run_id", BigId),
@@ -473,21 +459,20 @@ events = Table(
     sqlite_with_rowid=False,
 )
 
-log_lines = Table(
+log_lines = _table(
     "log_lines",
-    metadata,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("at_s", Real, nullable=False),
     Column("level", Text, nullable=False),
     Column("message", Text, nullable=False),
+    Column("stream", Text, nullable=False),
     sqlite_with_rowid=False,
 )
 
-idempotency_keys = Table(
+idempotency_keys = _table(
     "idempotency_keys",
-    metadata,
     Column("owner", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("body_sha256", Text, nullable=False),
@@ -496,9 +481,8 @@ idempotency_keys = Table(
     sqlite_with_rowid=False,
 )
 
-studies = Table(  # Several experiments that were submitted as one text.
+studies = _table(  # Several experiments that were submitted as one text.
     "studies",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False),
     Column("project", Text, nullable=False),
@@ -511,9 +495,8 @@ studies = Table(  # Several experiments that were submitted as one text.
     sqlite_autoincrement=True,
 )
 
-study_parts = Table(
+study_parts = _table(
     "study_parts",
-    metadata,
     Column("study_id", BigId, ForeignKey(studies.c.id), primary_key=True, autoincrement=False),
     Column("position", Integer, primary_key=True, autoincrement=False),  # In the text.
     Column("name", Text, nullable=False),
@@ -532,9 +515,8 @@ _index_where("ix_study_parts_waiting", _waiting, study_parts.c.study_id)
 
 # -- People and projects -------------------------------------------------------------------------
 
-users = Table(
+users = _table(
     "users",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("kind", WordOf(UserKind), nullable=False),
     Column("email", Text),
@@ -544,9 +526,8 @@ users = Table(
     Column("subject", Text, unique=True),  # Identity at an OpenID provider: issuer|subject.
 )
 
-projects = Table(
+projects = _table(
     "projects",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("title", Text, nullable=False),
     Column("visible_to_all", sa.Boolean, nullable=False),
@@ -556,18 +537,16 @@ projects = Table(
     Column("settings", Document, nullable=False),  # Weight, priority classes, quotas and budgets.
 )
 
-members = Table(
+members = _table(
     "members",
-    metadata,
     Column("project", Text, ForeignKey(projects.c.name), primary_key=True),
     Column("user", Text, ForeignKey(users.c.name), primary_key=True, index=True),
     Column("role", WordOf(Role), nullable=False),
     sqlite_with_rowid=False,
 )
 
-tokens = Table(
+tokens = _table(
     "tokens",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("user", Text, ForeignKey(users.c.name), nullable=False, index=True),
     Column("name", Text, nullable=False),
@@ -582,24 +561,23 @@ tokens = Table(
     sqlite_autoincrement=True,
 )
 
-views = Table(  # The list of experiments as people have saved it.
+views = _table(  # The list of experiments, and dashboards, as people have saved them.
     "views",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
+    Column("kind", WordOf(ViewKind), nullable=False),
     Column("name", Text, nullable=False),
     # No foreign key: who is let in by the first token or on loopback is not in `users`.
     Column("owner", Text, nullable=False),
     Column("project", Text, ForeignKey(projects.c.name)),
     Column("shared", sa.Boolean, nullable=False),
-    Column("query", Text, nullable=False),  # Of the list's address.
+    Column("query", Text, nullable=False),  # Of the page's address.
     Column("created_s", Real, nullable=False),
-    sa.UniqueConstraint("owner", "name"),
+    sa.UniqueConstraint("owner", "kind", "name"),
     sqlite_autoincrement=True,
 )
 
-sessions = Table(  # Browsers that are logged in.
+sessions = _table(  # Browsers that are logged in.
     "sessions",
-    metadata,
     Column("sha256", Text, primary_key=True),
     Column("user", Text, ForeignKey(users.c.name), nullable=False, index=True),
     Column("created_s", Real, nullable=False),
@@ -612,9 +590,8 @@ sessions = Table(  # Browsers that are logged in.
     sqlite_with_rowid=False,
 )
 
-device_grants = Table(  # Command lines that wait for someone to let them in.
+device_grants = _table(  # Command lines that wait for someone to let them in.
     "device_grants",
-    metadata,
     Column("device_sha256", Text, primary_key=True),
     Column("user_code", Text, nullable=False, unique=True),
     Column("user", Text, ForeignKey(users.c.name)),
@@ -631,9 +608,8 @@ device_grants = Table(  # Command lines that wait for someone to let them in.
     sqlite_with_rowid=False,
 )
 
-audit = Table(  # Who changed what; triggers refuse to change or remove a row.
+audit = _table(  # Who changed what; triggers refuse to change or remove a row.
     "audit",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("at_s", Real, nullable=False, index=True),
     Column("actor", Text, nullable=False),
@@ -647,9 +623,8 @@ audit = Table(  # Who changed what; triggers refuse to change or remove a row.
     sqlite_autoincrement=True,
 )
 
-schedulers = Table(
+schedulers = _table(
     "schedulers",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("node", Text, nullable=False),
     Column("pid", Integer, nullable=False),
@@ -658,24 +633,21 @@ schedulers = Table(
     Column("pool", Text, nullable=False, server_default=DEFAULT_POOL),  # What it claims.
 )
 
-cluster_snapshots = Table(  # A pool is known from when a scheduler first looks at its cluster.
+cluster_snapshots = _table(  # A pool is known from when a scheduler first looks at its cluster.
     "cluster_snapshots",
-    metadata,
     Column("pool", Text, primary_key=True),
     Column("at_s", Real, nullable=False),
     Column("snapshot", Document, nullable=False),
 )
 
-accepted_writers = Table(  # One row: protocols of the programs that may write, see `service.db.writers`.
+accepted_writers = _table(  # One row: protocols of the programs that may write, see `service.db.writers`.
     "accepted_writers",
-    metadata,
     Column("oldest", Integer, primary_key=True, autoincrement=False),
     Column("newest", Integer, nullable=False),
 )
 
-subscriptions = Table(
+subscriptions = _table(
     "subscriptions",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("owner", Text, nullable=False, index=True),
     Column("project", Text),  # NULL: the owner's own experiments.
@@ -691,9 +663,8 @@ subscriptions = Table(
     sqlite_autoincrement=True,
 )
 
-notices = Table(  # What people may want to be told: written with the event, addressed by a scheduler.
+notices = _table(  # What people may want to be told: written with the event, addressed by a scheduler.
     "notices",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),  # The same thing is told once.
     Column("kind", Text, nullable=False),
@@ -707,9 +678,8 @@ notices = Table(  # What people may want to be told: written with the event, add
 )
 _index_where("ix_notices_unaddressed", notices.c.addressed_s.is_(None), notices.c.id)
 
-deliveries = Table(
+deliveries = _table(
     "deliveries",
-    metadata,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("subscription_id", BigId, ForeignKey(subscriptions.c.id), nullable=False),
     Column("notice_id", BigId),  # NULL: a test.
@@ -727,9 +697,8 @@ deliveries = Table(
 _pending = deliveries.c.state == sa.literal_column(f"'{DeliveryState.pending}'")
 _index_where("ix_deliveries_pending", _pending, deliveries.c.next_s)
 
-figures = Table(  # What processes without an HTTP port measure, for the API's /metrics.
+figures = _table(  # What processes without an HTTP port measure, for the API's /metrics.
     "figures",
-    metadata,
     Column("name", Text, primary_key=True),
     Column("labels", Text, primary_key=True),
     Column("source", Text, primary_key=True),  # The process of a gauge; empty for what is added up.

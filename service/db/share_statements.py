@@ -1,7 +1,5 @@
 """Statements about devices: what experiments could use, what they hold, and what they are allowed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +13,6 @@ _a, _p, _r, _x = allowances.c, placements.c, runs.c, experiments.c
 _CLAIMABLE_OR_AT_WORK = frozenset(ExperimentState) - TERMINAL_EXPERIMENT_STATES - {ExperimentState.paused}
 _AT_WORK = frozenset({RunState.queued, RunState.starting, RunState.running})
 
-
 ALLOWED_ELSEWHERE = (
     select(_x.project, _a.hardware, func.sum(_a.devices).label("devices"))
     .join_from(allowances, experiments, _x.id == _a.experiment_id)
@@ -27,8 +24,7 @@ ALLOWED_ELSEWHERE = (
 DIVIDE_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305419)")
 """PostgreSQL: one scheduler divides the devices at a time."""
 
-PROJECT_SETTINGS = select(projects.c.name, projects.c.settings)
-"""Settings of all projects."""
+PROJECT_SETTINGS = select(projects.c.name, projects.c.settings)  # Settings of all projects
 
 
 def reasons(experiment_ids: Iterable[int]) -> Select[Any]:
@@ -91,7 +87,6 @@ WANTED_BY_EVERYBODY = (
     .distinct()
 )
 """(project, owner, pool, hardware) for which runs wait."""
-
 
 _since = sa.case((_p.placed_s > bindparam("since"), _p.placed_s), else_=bindparam("since", type_=Real))
 

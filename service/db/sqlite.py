@@ -6,8 +6,6 @@ process, holds `WriterLock`, so that the two never meet. The lock has a second u
 waiting sleeps up to 100 ms and lets a busy writer starve the others; this one takes turns.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os
@@ -26,18 +24,15 @@ from service.db.errors import StoreUnavailable, UnusableDatabase
 
 logger = logging.getLogger(__name__)
 
-BUSY_TIMEOUT_S = 5.0
-"""How long a writer waits for its turn before it gives up."""
-LONGEST_PAUSE_S = 0.001
-"""Longest pause between two attempts to take a lock."""
+BUSY_TIMEOUT_S = 5.0  # How long a writer waits for its turn before it gives up
+LONGEST_PAUSE_S = 0.001  # Longest pause between two attempts to take a lock
 CHECKPOINT_BYTES = 4 << 20
 """The write-ahead log is copied into the database each time it has grown by this much.
 
 All writers wait meanwhile: 15 ms for 4 MiB, 160 ms for 32 MiB, on a disk of a virtual machine.
 """
-RESTART_AFTER = 64
-"""Times `CHECKPOINT_BYTES` to which the log may grow before it is made to begin again."""
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+RESTART_AFTER = 64  # Times `CHECKPOINT_BYTES` to which the log may grow before it is made to begin again
+SHORTEST_COPY_PAUSE_S, LONGEST_COPY_PAUSE_S = 0.1, 5.0
 """Between two tries to copy a log that a reader holds up."""
 LARGEST_QUICK_CHECK_BYTES = 256 << 20
 """Databases beyond this size are checked by `stillhouse db check` alone, not at every start."""
@@ -216,7 +211,7 @@ class Checkpoints:
 
         It follows a commit, which stands whatever happens here: a full disk is logged, and does not raise.
         Readers that still need the old pages are never waited for, because all writers would wait with them:
-        the log keeps growing, and the next try comes after a pause that doubles up to `LONGEST_PAUSE_S`.
+        the log keeps growing, and the next try comes after a pause that doubles up to `LONGEST_COPY_PAUSE_S`.
         """
         try:
             size = self._log.stat().st_size
@@ -244,7 +239,7 @@ class Checkpoints:
             if warning and not self._warned:
                 self._warned = True
                 logger.warning("%s %s", self._log, warning)
-            self._pause_s = min(max(2 * self._pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+            self._pause_s = min(max(2 * self._pause_s, SHORTEST_COPY_PAUSE_S), LONGEST_COPY_PAUSE_S)
         else:
             self._pause_s = 0.0
             self._copied_bytes, self._warned = size, False

@@ -4,8 +4,6 @@ The guards come from the tables in `service.domain.states`: an UPDATE that chang
 Statements used by one module are in that module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -32,9 +30,7 @@ EXPERIMENT_COLUMNS = [_x[name] for name in Experiment.__dataclass_fields__]
 EXPERIMENTS = select(*EXPERIMENT_COLUMNS)  # Built once: listing its columns costs more than reading a row
 RUN_COLUMNS = [_r[name] for name in Run.__dataclass_fields__]
 
-
-VISIBLE = _x.deleted_s.is_(None)
-"""Experiments that no one has deleted."""
+VISIBLE = _x.deleted_s.is_(None)  # Experiments that no one has deleted
 _owner = experiments.alias("owner_of_run")
 VISIBLE_RUN = ~(
     select(sa.literal(1))

@@ -5,8 +5,6 @@ training through the upgrade. One that they cannot live with raises it: they end
 the experiments continue in drivers of the new release.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import Connection, select
 
 from service.db.schema import accepted_writers

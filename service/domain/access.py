@@ -207,10 +207,8 @@ class Principal:
 
 
 def local(user: str = "local") -> Principal:
+    # The one person on loopback: everything is allowed.
     return Principal(user, UserKind.local, Scope.admin, administrator=True)
-
-
-LOCAL: Final = local()  # The one person on loopback: everything is allowed
 
 
 def is_user_name(text: str) -> bool:

@@ -1,7 +1,5 @@
 """The kinds of events: the dotted words that are stored, sent to clients and acted on."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 
@@ -34,6 +32,7 @@ class EventKind(StrEnum):
     experiment_deleted = "experiment.deleted"  # No one sees it any more, unless it is restored
     experiment_restored = "experiment.restored"
     experiment_tagged = "experiment.tagged"  # Its tags changed; `data` has them
+    experiment_renamed = "experiment.renamed"
     experiment_annotated = "experiment.annotated"  # Its notes changed
     experiment_archived = "experiment.archived"
     experiment_unarchived = "experiment.unarchived"
@@ -46,9 +45,11 @@ class EventKind(StrEnum):
     run_lost = "run.lost"  # The attempt went with its driver
     run_retrying = "run.retrying"  # The attempt failed, and there will be another
     run_preempted = "run.preempted"
-    """Its devices went to others; the run is queued again, to continue from its checkpoint."""
+    """Its devices went to others, or their node drains; the run is queued again, to continue from its
+    checkpoint. `data` has the steps that are lost."""
     run_resumed = "run.resumed"  # Stopped for a request that was withdrawn meanwhile, and queued again
     run_retried = "run.retried"  # Queued again on request
+    run_annotated = "run.annotated"  # People changed its name, star, tags or notes
     run_kept = "run.kept"  # Asked to be measured again, and left as it is
     run_reused = "run.reused"
     run_cancel_requested = "run.cancel_requested"
@@ -70,8 +71,16 @@ class EventKind(StrEnum):
 class Topic(StrEnum):
     """What a subscription asks for."""
 
-    end = "end"  # An experiment ended, however, or a part of a study was refused
-    failure = "failure"  # An experiment failed, or some of its runs did, or a part of a study was refused
-    hold = "hold"  # A budget put an experiment, or a project's queue, on hold
-    budget = "budget"  # A project has used 80% or all of a month's budget
-    preemption = "preemption"  # A run gave its devices back to others at a checkpoint, and is queued again
+    described: str  # What happened, for people who choose
+
+    def __new__(cls, value: str, described: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.described = value, described
+        return member
+
+    end = "end", "an experiment ended, however, or a part of a study was refused"
+    failure = "failure", "an experiment failed, or some of its runs did, or a part of a study was refused"
+    undecided = "undecided", "an experiment ended, and its runs do not decide which configuration is best"
+    hold = "hold", "a budget put an experiment, or a project's queue, on hold"
+    budget = "budget", "a project has used 80%, or all, of a month's budget"
+    preemption = "preemption", "a run gave its devices back at a checkpoint, and is queued again"

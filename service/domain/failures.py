@@ -1,7 +1,5 @@
 """Decides what follows a failed attempt; failures of machines count apart from the run's own. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
@@ -52,14 +50,6 @@ def decide_retry(
             )
         return RetryDecision(False, 0.0, f"{failure}: all {max_restarts} of max_restarts are used")
     return RetryDecision(False, 0.0, f"{failure}: not retried, would fail the same way again")
-
-
-def retry_rule(failure: FailureClass) -> str:
-    if failure is FailureClass.preempted:
-        return "yes, not counted"
-    if failure in FAILURES_OF_MACHINES:
-        return f"yes, up to {INFRASTRUCTURE_LIMIT} times, counted separately from the run's own failures"
-    return "up to `max_restarts` times" if failure in _COUNTED else "no"
 
 
 def backoff_s(failures: int) -> float:

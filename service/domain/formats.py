@@ -1,7 +1,5 @@
 """Numbers, times and names as short text. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -19,13 +17,13 @@ from trainers.metrics import SCORES
 _UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
     # Largest first; a column takes the first unit in which its largest value is at least 1.
     "_s": ((3600 * 10, "h"), (600, "min"), (1.0, "s"), (1e-3, "ms")),
-    "_usd": ((0.1, "USD"), (0.0, "mUSD")),
+    "_usd": ((0.1, "USD"), (0.0, "¢")),
     "_kwh": ((1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh")),
     "_kg": ((1.0, "kg"), (1e-3, "g"), (0.0, "mg")),
     "_mib": ((10240.0, "GiB"), (1.0, "MiB")),
 }
 _SIZES = {
-    "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "USD": 1.0, "mUSD": 1e-3,
+    "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "USD": 1.0, "¢": 0.01,
     "kWh": 1.0, "Wh": 1e-3, "mWh": 1e-6, "kg": 1.0, "g": 1e-3, "mg": 1e-6, "GiB": 1024.0, "MiB": 1.0,
 }  # fmt: skip
 _TITLES = {
@@ -73,10 +71,10 @@ def scale_for(name: str, values: Iterable[float]) -> Scale:
                 # Nothing to go by: the unit that the name has.
                 unit = next(word for _, word in units if _SIZES[word] == 1.0)
             factor = 1.0 / _SIZES[unit]
-    return Scale(unit, factor, _decimals(largest * factor))
+    return Scale(unit, factor, _decimals(largest * factor, most=8 if unit == "¢" else 4))
 
 
-def _decimals(largest: float, most: int = 4) -> int:
+def _decimals(largest: float, most: int) -> int:
     """Three significant digits."""
     if largest <= 0.0:
         return 1
@@ -84,7 +82,7 @@ def _decimals(largest: float, most: int = 4) -> int:
 
 
 def figure(name: str, value: float | int | str | None) -> str:
-    """`12.3 s`."""
+    """`12.3 s`; of money, as the page has it, `$0.00018`."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -94,7 +92,8 @@ def figure(name: str, value: float | int | str | None) -> str:
     if not math.isfinite(value):
         return str(value)
     if name.endswith("_usd"):
-        return f"{value:.{max(2, _decimals(abs(value), most=6))}f} USD"
+        whole, _, cents = f"{abs(value):,.{max(2, _decimals(abs(value), most=12))}f}".partition(".")
+        return f"{'-' * (value < 0)}${whole}.{cents[:2]}{cents[2:].rstrip('0')}"
     scale = scale_for(name, [value])
     if not scale.unit and 0.0 < abs(value) < 1e-3:
         return f"{value:.3g}"

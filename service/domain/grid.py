@@ -4,8 +4,6 @@ In product order the first axis varies slowest, and seeds vary fastest of all, t
 from the axes' lengths before anything is expanded. Runs are measured in another order: see `blocked_order`.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import json
@@ -13,7 +11,7 @@ import math
 import random
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from pydantic import model_validator
 
@@ -42,7 +40,7 @@ class Range(Section):
     """Draw evenly in the logarithm."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Range:
+    def _ordered(self) -> Self:
         if not self.low < self.high:
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them")
         if self.log and self.low <= 0:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from service.domain.formats import duration, figure
 from service.domain.records import MeasurementRow, Placement
 from service.domain.serialization import Number, Serializable
 from service.domain.states import RunState
@@ -35,6 +36,7 @@ WORKER_START, BETWEEN_RUNS = "worker_start", "between_runs"
 OUTSIDE_ATTEMPTS = (WORKER_START, BETWEEN_RUNS)
 """Parts of the overhead outside attempts; those inside are named after the trainer's phases."""
 MODELLED = "modelled"
+_INTERRUPTED = frozenset({FailureClass.preempted, FailureClass.infrastructure, FailureClass.lost})
 _FRUITLESS = frozenset({RunState.failed, RunState.cancelled})
 
 Until = Literal["its end", "now", "its last heartbeat"]
@@ -143,6 +145,49 @@ class Ledger(Serializable):
     runs: tuple[Account, ...]  # In the order of their numbers
     overhead: tuple[Overhead, ...]  # Overhead by part, inside attempts and outside
     total: Sum  # All that was held: the runs, and the overhead outside their attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions(Serializable):
+    """What runs on a market with interruptions cost, and what they would have cost on demand."""
+
+    attempts: int  # That were interrupted: preempted, or their machine was lost
+    lost_s: Number  # Time of work that was lost to that and of restarts after it, in seconds
+    lost_usd: Number  # Cost of that time, in USD
+    cost_usd: Number  # Cost of the runs, that time included, in USD
+    on_demand_usd: Number  # Cost of the same runs at the on-demand price, without interruptions, in USD
+
+    @property
+    def words(self) -> str:
+        times = f"{self.attempts} interruption{'s' * (self.attempts != 1)}"
+        less = self.on_demand_usd - self.cost_usd
+        return (
+            f"{times} cost {duration(self.lost_s)} and {figure('cost_usd', self.lost_usd)} of "
+            f"{figure('cost_usd', self.cost_usd)}; on demand the same runs would have cost "
+            f"{figure('cost_usd', self.on_demand_usd)}, {figure('cost_usd', abs(less))} "
+            f"{'more' if less >= 0 else 'less'}"
+        )
+
+
+def interruptions(charged: Sequence[tuple[Account, float] | None]) -> Interruptions | None:
+    """Adds up accounts, each with the on-demand price over the paid one; None = some or all have none."""
+    attempts, figures = 0, []
+    for each in charged:
+        if each is None:
+            return None
+        account, ratio = each
+        lost_s = lost_usd = 0.0
+        interrupted = False
+        for charge in account.charges:
+            if interrupted:
+                lost_s, lost_usd = lost_s + charge.overhead_s, lost_usd + charge.overhead_usd
+            interrupted = charge.failure_class in _INTERRUPTED
+            if interrupted:
+                attempts += 1
+                lost_s, lost_usd = lost_s + charge.lost_s, lost_usd + charge.lost_usd
+        cost_usd = account.total.cost_usd
+        figures.append((lost_s, lost_usd, cost_usd, (cost_usd - lost_usd) * ratio))
+    return Interruptions(attempts, *map(math.fsum, zip(*figures, strict=True))) if figures else None
 
 
 def counts_towards_usage(measurement: MeasurementRow) -> bool:

@@ -1,12 +1,9 @@
 """What is known of a figure by its name, its spread over seeds, and which one judges a run first. Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from service.domain.records import SUMMARY_FIELDS, Run
@@ -68,15 +65,13 @@ def evaluation_metrics(runs: Sequence[Run], known: Container[str]) -> tuple[str,
     return tuple(name for name in names if name in known)
 
 
-MARGINS: Mapping[str, float] = MappingProxyType(
-    {
-        name: score.margin
-        for own, score in SCORES.items()
-        if score.margin is not None
-        for name in (own, on_test(own))
-        if name is not None
-    }
-)
+MARGINS: Mapping[str, float] = {
+    name: score.margin
+    for own, score in SCORES.items()
+    if score.margin is not None
+    for name in (own, on_test(own))
+    if name is not None
+}
 """Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
 
 

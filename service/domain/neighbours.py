@@ -6,8 +6,6 @@ fills a machine: as long as all runs of a configuration have such company their 
 each other; where some had it and others had not, those that had it are disturbed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

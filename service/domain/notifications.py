@@ -1,7 +1,5 @@
 """Subscriptions, and the messages to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,7 +13,9 @@ from service.domain.serialization import Serializable
 BUDGET_WARNED = "budget.warned"
 BUDGET_REACHED = "budget.reached"
 PART_REFUSED = "study.part_refused"
+UNDECIDED = "experiment.undecided"
 TEST = "notice.test"  # Sent on request to one subscription, whatever its topics
+PAUSED = "paused by its owner"  # Why a subscription is disabled that can be resumed
 
 
 class DeliveryState(StrEnum):
@@ -37,9 +37,9 @@ class Subscription(StoredRecord):
     channel: str  # Name of the channel, such as `webhook`
     target: str  # Address in the channel: a URL, or an e-mail address
     created_s: float  # When it was made, in Unix seconds
-    disabled_s: float | None  # When the receiver asked for no more; None = in use
+    disabled_s: float | None  # When it was paused, or the receiver asked for no more; None = in use
     disabled_because: str | None
-    """What the receiver answered then, or what became of the token that it was made with."""
+    """Who paused it, what the receiver answered, or what became of the token that it was made with."""
     limited_to: str | None
     """Only project that it tells of: that of the token it was made with; None = no such limit."""
 
@@ -61,6 +61,24 @@ class NewSubscription(Serializable):
 
     subscription: Subscription  # The subscription
     secret: str | None  # Secret that a webhook's messages are signed with; None = the channel signs nothing
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionChoice(Serializable):
+    """A channel or topic that a subscription may name."""
+
+    name: str  # Word for it in a subscription
+    described: str  # What a channel's target is, or what a topic is about
+    problem: str | None = None  # Why this installation cannot use it, and who can change that; null = it can
+    of_project: bool = False  # Whether a subscription with it must name a project
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionChoices(Serializable):
+    """What a subscription may name on this installation."""
+
+    channels: tuple[SubscriptionChoice, ...]  # Where messages go
+    topics: tuple[SubscriptionChoice, ...]  # What they are about
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,7 @@ TOPICS: Mapping[str, frozenset[Topic]] = {
     EventKind.experiment_incomplete: frozenset({Topic.end, Topic.failure}),
     EventKind.experiment_failed: frozenset({Topic.end, Topic.failure}),
     PART_REFUSED: frozenset({Topic.end, Topic.failure}),
+    UNDECIDED: frozenset({Topic.undecided}),
     EventKind.experiment_held: frozenset({Topic.hold}),
     EventKind.run_preempted: frozenset({Topic.preemption}),
     BUDGET_WARNED: frozenset({Topic.budget}),

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -9,6 +7,7 @@ from service.domain.records import StoredRecord
 from service.domain.serialization import Serializable
 
 LONGEST_NOTES = 4_000  # Characters
+LONGEST_RUN_NAME = 200
 TAG_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}$"
 MOST_TAGS = 50
 TOKEN_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9 ._@-]{0,99}$"

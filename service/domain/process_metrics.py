@@ -5,15 +5,14 @@ reads. Counters and histograms are sums over all processes that ever were, so th
 belong to their process, and go with it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
+
+from trainers.errors import FailureClass
 
 _FAST_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _WAITS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
@@ -32,6 +31,17 @@ class MetricInfo:
     described: str
     labels: tuple[str, ...] = ()  # Names of its labels
     buckets: tuple[float, ...] = ()  # Upper bounds, of a histogram
+    values: tuple[str, ...] = ()  # Of its only label, where they are known: each is shown from 0 on
+
+    @property
+    def from_zero(self) -> list[list[str]]:
+        """Returns the labels of a counter's series that exist before anything was counted.
+
+        Without a first value, Prometheus' `increase` would miss the first event.
+        """
+        if self.kind is not MetricKind.counter:
+            return []
+        return [[value] for value in self.values] if self.labels else [[]]
 
     @property
     def kind(self) -> MetricKind:
@@ -40,6 +50,7 @@ class MetricInfo:
         return MetricKind.counter if self.name.endswith("_total") else MetricKind.gauge
 
 
+_BY_FAILURE = ("failure_class",), (), tuple(FailureClass)
 _ALL = (
     MetricInfo("stillhouse_claim_seconds",
                "Time that claiming an experiment from the queue takes a scheduler.", (), _FAST_S),
@@ -54,6 +65,13 @@ _ALL = (
                "Jobs that were stopped because their driver stayed silent."),
     MetricInfo("stillhouse_preemptions_total",
                "Runs that gave their devices back at a checkpoint.", ("project",)),
+    MetricInfo("stillhouse_failures_total",
+               "Attempts at runs that failed; preemptions are counted apart.", *_BY_FAILURE),
+    MetricInfo("stillhouse_retries_total",
+               "Failed attempts after which the run was queued again.", *_BY_FAILURE),
+    MetricInfo("stillhouse_driver_attempts_lost_total",
+               "Attempts at experiments that ended without a result, because the driver failed or was lost.",
+               *_BY_FAILURE),
     MetricInfo("stillhouse_share_error_ratio",
                "Part of recent use minus the part entitled to, of projects that have work.", ("project",)),
     MetricInfo("stillhouse_budget_left_ratio",
@@ -70,7 +88,7 @@ _ALL = (
                "Attempts to deliver a message to a subscriber, by channel and outcome.",
                ("channel", "outcome")),
 )  # fmt: skip
-FIGURES: Mapping[str, MetricInfo] = MappingProxyType({info.name: info for info in _ALL})
+FIGURES: Mapping[str, MetricInfo] = {info.name: info for info in _ALL}
 """By name. A new figure is added here; `/metrics` and its documentation follow."""
 
 

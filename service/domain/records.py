@@ -4,10 +4,9 @@ Times are Unix seconds (float, UTC). A `StoredRecord` is built from a row by `fr
 API sends is `Serializable`: a field that is added here is in its JSON, in OpenAPI and in the client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
@@ -18,10 +17,27 @@ from service.domain.serialization import Number, Serializable
 from service.domain.start_forecasts import StartForecast
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
+from trainers.reporting import Stream as Stream
 
 Item = TypeVar("Item")
-VIEW_PARAMETERS: Final[tuple[str, ...]] = ("filter", "state", "order_by", "columns")
-"""Parameters of the list's address that a view keeps."""
+
+
+class ViewKind(StrEnum):
+    """What a view is of."""
+
+    list = "list"  # The list of experiments, or the table of an experiment's runs
+    dashboard = "dashboard"  # Chosen figures of some experiments
+
+
+VIEW_PARAMETERS: Final[Mapping[ViewKind, tuple[str, ...]]] = {
+    ViewKind.list: (
+        *("table", "filter", "state", "order_by", "columns"),
+        *("group", "baseline", "difference"),
+    ),
+    ViewKind.dashboard: ("experiments", "filter", "panel"),
+}
+"""Parameters of the page's address that a view keeps; `table=runs` = of an experiment's runs."""
+_REPEATED = frozenset({"panel"})  # Parameters of which a view may have several
 LONGEST_VIEW_NAME: Final = 80
 LONGEST_VIEW_QUERY: Final = 8_000
 MOST_VIEWS: Final = 200  # Of one owner
@@ -35,7 +51,17 @@ class StoredRecord(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment(StoredRecord):
+class TaggedRecord(StoredRecord):
+    """Something with tags, which `tags_text` stores."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[Any, Any]) -> Self:
+        columns = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**columns | {"tags": columns["tags"].split()})
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(TaggedRecord):
     """One submitted experiment; lists carry no spec text and no series."""
 
     id: int  # Number of the experiment
@@ -46,7 +72,7 @@ class Experiment(StoredRecord):
     attempt: int  # Ray Jobs started for it so far; the fence for every write of a driver
     spec_sha256: str  # Hash of the canonical spec
     run_count: int  # Runs in its grid
-    submission_id: str | None  # Ray Job of the current attempt, `stillhouse-<id>-<attempt>`
+    submission_id: str | None  # Ray Job that carries the driver of the current attempt
     lease_owner: str | None  # Process that holds the lease
     lease_until_s: float | None  # When the lease ends without a heartbeat
     cancel_requested_s: float | None  # When someone asked to cancel it
@@ -64,11 +90,6 @@ class Experiment(StoredRecord):
     notes: str  # Notes of people
     archived_s: float | None  # When it was archived; null = it is not
 
-    @classmethod
-    def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        columns = {name: row[name] for name in cls.__dataclass_fields__}
-        return cls(**columns | {"tags": columns["tags"].split()})
-
 
 def tags_text(tags: Collection[str]) -> str:
     """Tags in order, each between spaces, so that a pattern finds a whole one."""
@@ -76,7 +97,7 @@ def tags_text(tags: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Run(StoredRecord):
+class Run(TaggedRecord):
     """One point of the grid with one seed, with its latest progress and figures."""
 
     id: int  # Number of the run
@@ -155,10 +176,36 @@ class Run(StoredRecord):
     neighbours_same_experiment_pct: Number | None  # The same for other runs of its experiment
     first_attempt: int
     """First attempt of the present measurement; earlier ones belong to measurements that it replaced."""
+    name: str  # Name that people gave it; empty = none
+    starred: bool  # Whether people starred it
+    tags: list[str]  # Words for finding it, in alphabetical order
+    notes: str  # Notes of people
 
     @property
     def is_reference(self) -> bool:
         return self.cell == REFERENCE_CELL
+
+
+@dataclass(frozen=True, slots=True)
+class FigureOfGroup(Serializable):
+    """A figure over the runs of a group that have it."""
+
+    count: int  # Runs with a value
+    mean: Number | None  # Mean over them; null without any
+    sd: Number | None  # Sample standard deviation; null below two values
+    least: Number | None  # Least value
+    greatest: Number | None  # Greatest value
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfRuns(Serializable):
+    """Runs that are alike in what they are grouped by."""
+
+    values: list[int | Number | str | None]  # What they share, in the order of `by`; null = they have none
+    offset: int  # Runs in the groups before it: its first run's place in the list ordered by `by`
+    count: int  # How many runs it has
+    states: dict[RunState, int]  # How many of them are in each state
+    figures: dict[str, FigureOfGroup]  # Figures by name
 
 
 _NAMES = [field.name for field in fields(Run)]
@@ -231,6 +278,7 @@ class LogLine(StoredRecord):
     at_s: float  # When it was written
     level: str  # debug, info, warning or error
     message: str  # The text
+    stream: str = "log"  # log = a line of its own; stdout or stderr = written there by the run or a library
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -371,6 +419,26 @@ class RunProgress(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelTrial(Serializable):
+    """What a run's model can be asked on its page."""
+
+    each: str  # Field of an example that each line typed is
+    shared: tuple[str, ...]  # Fields that all lines have in common
+    optional: tuple[str, ...]  # Those of them that may be left out
+    shown: str  # How an answer is shown: labels, number, tags, text, ranking
+    most_texts: int  # Most lines of one request
+    longest_text: int  # Most characters of a line or field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer(Serializable):
+    """What a model answers to one example, or to all lines of a ranking."""
+
+    prediction: Any  # As the task has it: a label, labels, a number, tags, a text, or line numbers by rank
+    probabilities: Any  # By label, of the likeliest 20, or of each line; null where the task has none
+
+
+@dataclass(frozen=True, slots=True)
 class RunSummary(Serializable):
     """Everything that a run reported as a whole."""
 
@@ -507,14 +575,15 @@ class ExperimentDetail(ExperimentStatus):
 
 @dataclass(frozen=True, slots=True)
 class View(StoredRecord):
-    """The list of experiments as someone has saved it."""
+    """The list of experiments, the table of an experiment's runs, or a dashboard, as someone has saved it."""
 
     id: int  # Number of the view
-    name: str  # Name for people; an owner has one view of a name
+    kind: ViewKind  # list or dashboard
+    name: str  # Name for people; an owner has one view of a kind and name
     owner: str  # User who saved it
     project: str | None  # Project that it is meant for; null = none in particular
     shared: bool  # Whether everyone who sees the project sees the view
-    query: str  # Filter, state, order_by and columns, as the query of the list's address
+    query: str  # What is shown, as the query of the page's address
     created_s: float  # When it was first saved, in Unix seconds
 
 
@@ -523,13 +592,14 @@ def sought_batch(facts: Mapping[str, Any]) -> bool:
     return isinstance(facts.get("config", {}).get("batch", {}).get("global_size"), str)
 
 
-def canonical_query(text: str) -> str:
+def canonical_query(text: str, kind: ViewKind = ViewKind.list) -> str:
     """Returns a view's parameters in order, without empty ones; `ValueError` for unknown or repeated ones."""
-    parameters: dict[str, str] = {}
+    known = VIEW_PARAMETERS[kind]
+    parameters: dict[str, list[str]] = {name: [] for name in known}
     for name, value in parse_qsl(text.removeprefix("?"), max_num_fields=100):
-        if name not in VIEW_PARAMETERS:
-            raise ValueError(f"'{name[:50]}' is not part of a view; use {', '.join(VIEW_PARAMETERS)}")
-        if name in parameters:
+        if name not in known:
+            raise ValueError(f"'{name[:50]}' is not part of a view; use {', '.join(known)}")
+        if parameters[name] and name not in _REPEATED:
             raise ValueError(f"'{name}' is there twice; keep one of them")
-        parameters[name] = value
-    return urlencode({name: parameters[name] for name in VIEW_PARAMETERS if name in parameters})
+        parameters[name].append(value)
+    return urlencode([(name, value) for name, values in parameters.items() for value in values])

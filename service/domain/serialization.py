@@ -4,8 +4,6 @@ A class is written once, with the domain that it belongs to. FastAPI takes it as
 takes what is written next to its fields as descriptions, and the client reads the answer back into it.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

@@ -14,7 +14,7 @@ _ROUNDING = 1e-6  # Parts of a device need not add up exactly
 class Standing(Serializable):
     """What one of several projects, or of a project's users, holds, is entitled to and has used."""
 
-    weight: Number  # Relative to the other projects; 1 for each user inside one
+    weight: Number  # Relative to the other projects, 0 = its budget is spent; 1 for each user inside one
     held_usd_per_hour: Number  # Price of the devices that it holds now
     entitled_usd_per_hour: Number
     """Price of the devices that its weight entitles it to, among those that hold or want some."""

@@ -1,7 +1,5 @@
 """When waiting experiments will start, before and behind whom, and at whose expense."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from service.domain.serialization import Number, Serializable

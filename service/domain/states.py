@@ -4,8 +4,6 @@ Pure. The database enforces these transitions with one guarded UPDATE each (`ser
 Requests to cancel or pause are columns with a time, not states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A study as the store keeps it: several experiments, of which later ones wait for earlier ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -23,6 +23,7 @@ from service.specs.experiment import InfeasibleCell, Refusal
 from service.specs.models import NoModel, Reference, checkpoint_of, reference
 from service.store import Conflict, NotFound, QueuedRun
 from trainers.checkpoints.manifest import verify
+from trainers.data.storage import Place
 from trainers.errors import FailureClass
 
 _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
@@ -121,11 +122,11 @@ class SourceModels:
 
     def __init__(self, context: SweepContext) -> None:
         self._context = context
-        self._paths: dict[int, Path] = {}  # Checkpoint folder by run
+        self._paths: dict[int, Place] = {}  # Checkpoint folder by run
 
-    def of(self, sample: Run, seed: int) -> dict[str, Path] | None:
+    def of(self, sample: Run, seed: int) -> dict[str, Place] | None:
         """Returns the checkpoints that a run of a cell starts from; None = a source may still succeed."""
-        models: dict[str, Path] = {}
+        models: dict[str, Place] = {}
         for text in (sample.student, sample.teacher):
             number = reference(text, seed)
             if number is None or text is None:
@@ -136,7 +137,7 @@ class SourceModels:
             models[text] = self._paths[number] = path
         return models
 
-    def _find(self, number: int) -> Path | None:
+    def _find(self, number: int) -> Place | None:
         """Returns the best checkpoint of a run; None = there may be one later.
 
         Where there is none, `NoModel` is not for good: people can retry the source, and then this run.
@@ -152,7 +153,8 @@ class SourceModels:
         if standing.hopeless is not None:
             raise NoModel(standing.hopeless)
         path = checkpoint_of(self._context.settings, runs.source_of(source), "best")
-        if problem := verify(path):
+        # What is in a store is verified on the node that copies it.
+        if isinstance(path, Path) and (problem := verify(path)):
             raise NoModel(f"run {number}: its checkpoint {path} is damaged ({problem})")
         return path
 
@@ -239,7 +241,7 @@ class Choice:
 
     run: Run
     shape: Shape
-    models: Mapping[str, Path]
+    models: Mapping[str, Place]
 
 
 class RunChooser:
@@ -260,6 +262,10 @@ class RunChooser:
         self._queued = QueuedRuns(context, live, self._decides)
         self._relist = True
         self._noted: set[str] = set()
+
+    @property
+    def has_queued(self) -> bool:
+        return bool(self._queued)
 
     def relist(self) -> None:
         self._relist = True

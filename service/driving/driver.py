@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from service.config import logs
@@ -27,28 +27,34 @@ from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import FailureCounts, decide_retry
+from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState
 from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
 from service.driving.sweep_context import SweepContext
-from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.outages import Repeated, wait_out
-from service.recording.recorder import STALE_EXIT_CODE
+from service.recording.recorder import STALE_EXIT_CODE, Recorder
+from service.recording.relay import RelayClient, RelayedReports
+from service.recording.spool import spool_folder
 from service.scheduling import driver_settings
 from service.scheduling.scheduler import lost_attempts
 from service.specs.experiment import read_stored
 from service.specs.models import experiment_folder
 from service.store import Conflict, Requests, StaleAttempt, Store
 from service.workers.neighbour_watch import MARK, mark_of
-from service.workers.ray_cluster import PlacementWatch, look_at_cluster, look_at_placements
+from service.workers.ray_cluster import (
+    PlacementWatch,
+    look_at_cluster,
+    look_at_placements,
+    node_answers,
+)
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
-PASS_ON_S = 0.2  # How often it is checked whether stop requests have to be sent
-REPEAT_S = 1.0  # Time after which the same requests are sent again, also if the last call failed
 BEAT_S = 0.7  # How often people's requests are read
+HEED_S = 0.5  # How often runs are stopped beyond the allowance, or on nodes that go
 RENEWALS = 3  # How often the lease is renewed within its length
 JUDGE_S = 1.0  # How often running runs are looked at by a search that ends some early
 GRACE_S = 30.0  # How long runs may take to stop at a step boundary before their processes are ended
@@ -60,50 +66,39 @@ _TELL_S = 60.0  # How long it waits before it writes an event about that
 class StopRequests:
     """Current requests of people, the search and the scheduler to stop runs; thread-safe.
 
-    They are sent to the experiment's actor until acknowledged, and repeated: a killed actor restarts empty.
     `send` takes a reason to stop all runs, and reasons by (run, attempt number).
     """
 
     def __init__(
-        self,
-        send: Callable[[StopReason | None, Mapping[tuple[int, int], StopReason]], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, send: Callable[[StopReason | None, Mapping[tuple[int, int], StopReason]], None]
     ) -> None:
-        self._send, self._clock = send, clock
+        self._send = send
         self._lock = threading.Lock()
         self._everything: StopReason | None = None
-        self._cancelled: frozenset[tuple[int, int]] = frozenset()
-        self._early: frozenset[tuple[int, int]] = frozenset()
-        self._preempted: frozenset[tuple[int, int]] = frozenset()
-        self._sent: tuple[StopReason | None, Mapping[tuple[int, int], StopReason]] | None = None
-        self._due_s = float("-inf")
+        self._attempts: dict[StopReason, frozenset[tuple[int, int]]] = {}
 
     def ask(self, everything: StopReason | None, cancelled: Iterable[tuple[int, int]]) -> None:
         """Replaces people's requests: a reason to stop all runs, and attempts to cancel."""
         with self._lock:
-            self._everything, self._cancelled = everything, frozenset(cancelled)
+            self._everything = everything
+            self._replace(StopReason.cancel, cancelled)
 
     def stop_early(self, attempts: Iterable[tuple[int, int]]) -> None:
         with self._lock:
-            self._early = frozenset(attempts)
+            self._replace(StopReason.early_stop, attempts)
 
     def preempt(self, attempts: Iterable[tuple[int, int]]) -> None:
         """Replaces the attempts that give their devices back and continue later."""
         with self._lock:
-            self._preempted = frozenset(attempts)
+            self._replace(StopReason.preempted, attempts)
 
-    def pass_on(self) -> None:
-        """Sends requests that are new, were sent a while ago or could not be sent; called by one thread."""
-        with self._lock:
-            attempts = dict.fromkeys(self._preempted, StopReason.preempted)
-            attempts |= dict.fromkeys(self._early, StopReason.early_stop)
-            attempts |= dict.fromkeys(self._cancelled, StopReason.cancel)
-            wanted = self._everything, attempts
-        now = self._clock()
-        if now < self._due_s and wanted == self._sent:
-            return
-        self._sent, self._due_s = wanted, now + REPEAT_S  # Failed or not, the same is sent again by then.
-        self._send(*wanted)
+    def _replace(self, reason: StopReason, attempts: Iterable[tuple[int, int]]) -> None:
+        self._attempts[reason] = frozenset(attempts)
+        weakest_first = StopReason.preempted, StopReason.early_stop, StopReason.cancel
+        self._send(
+            self._everything,
+            {attempt: why for why in weakest_first for attempt in self._attempts.get(why, ())},
+        )
 
 
 def lease_renewal(
@@ -131,18 +126,19 @@ def lease_renewal(
 
 
 class Driver:
-    def __init__(
-        self, store: Store, settings: Settings, settings_path: Path, experiment_id: int, attempt: int
-    ) -> None:
+    def __init__(self, store: Store, settings: Settings, experiment_id: int, attempt: int) -> None:
         self._store = store
         self._settings = settings
-        self._settings_path = settings_path
         self._id = experiment_id
         self._attempt = attempt
         self._folder = experiment_folder(settings, experiment_id)
+        self._recorder: Recorder
+        self._reports: RelayedReports
         self._stops: StopRequests | None = None
         self._sweep: Sweep | None = None
         self._stopping_since_s: float | None = None
+        self._allowances: Mapping[str, DeviceAllowance] = {}
+        self._seen: tuple[object, object] | None = None
 
     def run(self) -> None:
         """Carries the attempt through to its end; after `StaleAttempt` nothing was written."""
@@ -150,21 +146,27 @@ class Driver:
             lambda: self._store.drivers.started(self._id, self._attempt, socket.gethostname(), os.getpid()),
             "the start of the driver",
         )
+        spools = spool_folder(self._settings, self._id)
+        self._recorder = Recorder(lambda: self._store, spools, self._id, self._attempt)
         with self._renewal():
-            actor, sweep = self._begin()
+            relay, sweep = self._begin()
         stops = EarlyStops(self._store, self._id, sweep.spec, self._note)
-        for number in itertools.count(1):
-            with self._renewal():
-                self._hear(wait_out(self._renew, "the sweep"))
-                sweep.recover()
-                self._carry_out(actor, sweep, stops, number)
-            state = wait_out(sweep.conclude, "the end of the experiment")
-            if state is not None:
-                break
-        logger.info("experiment %d: %s", self._id, state)
-        self._clean_up(actor)
+        self._reports = RelayedReports(relay, self._recorder)
+        with self._reports:
+            for number in itertools.count(1):
+                with self._renewal():
+                    self._hear(wait_out(self._renew, "the sweep"))
+                    self._heed()
+                    sweep.recover()
+                    self._carry_out(relay, sweep, stops, number)
+                state = wait_out(sweep.conclude, "the end of the experiment")
+                if state is not None:
+                    break
+            logger.info("experiment %d: %s", self._id, state)
+            self._recorder.close()
+        shutil.rmtree(self._folder / "ray", ignore_errors=True)
 
-    def _begin(self) -> tuple[ExperimentActorClient, Sweep]:
+    def _begin(self) -> tuple[RelayClient, Sweep]:
         import ray
 
         # Ray Train's own actors look for the cluster by themselves, and give up on cleaning after
@@ -173,15 +175,15 @@ class Driver:
         variables = {MARK: mark_of(address or "", self._id)} | ({"RAY_ADDRESS": address} if address else {})
         ray.init(logging_level="warning", log_to_driver=True, runtime_env={"env_vars": variables})
         _, canonical = wait_out(lambda: self._store.experiments.spec(self._id), "the sweep")
-        actor = ExperimentActorClient.start(self._settings_path, self._id, self._attempt)
-        # Imports Ray Tune, which takes about as long as the actor does to start.
+        relay = RelayClient.start()
+        # Imports Ray Tune, which takes about as long as the relay does to start.
         importlib.import_module("service.driving.ray_tune")
         # What an earlier attempt has acknowledged must arrive before its runs get new attempts.
-        self._wait_until_stored(actor)
+        self._wait_until_stored()
         wait_out(
             lambda: self._store.attempts.reset_runs_of_dead_attempt(self._id, self._attempt), "the sweep"
         )
-        self._stops = StopRequests(actor.request_stops)
+        self._stops = StopRequests(self._recorder.request_stops)
         context = SweepContext(
             self._store,
             self._settings,
@@ -191,10 +193,10 @@ class Driver:
             self._settings.catalogue(),
             self._note,
         )
-        self._sweep = wait_out(lambda: Sweep(context, look_at_cluster), "the sweep")
-        return actor, self._sweep
+        self._sweep = wait_out(lambda: Sweep(context, look_at_cluster, node_answers), "the sweep")
+        return relay, self._sweep
 
-    def _carry_out(self, actor: ExperimentActorClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
+    def _carry_out(self, relay: RelayClient, sweep: Sweep, early: EarlyStops, number: int) -> None:
         from service.driving.ray_tune import run_sweep
 
         assert self._stops is not None
@@ -209,12 +211,13 @@ class Driver:
             JUDGE_S,
             "early stops",
         )
-        # Apart from the lease, which must not wait for an actor that does not respond.
-        passing_on = Repeated(stops.pass_on, PASS_ON_S, "stop requests")
-        with watch, passing_on, judging if early.wanted else contextlib.nullcontext():
+        # Apart from the lease, which must not wait for Ray.
+        heeding = Repeated(self._heed, HEED_S, "nodes and allowances")
+        with watch, heeding, judging if early.wanted else contextlib.nullcontext():
             run_sweep(
                 sweep,
-                actor,
+                self._recorder,
+                relay,
                 watch,
                 folder=self._folder / "ray",
                 name=f"{self._id}-{self._attempt}-{number}",
@@ -222,16 +225,7 @@ class Driver:
                 give_up=self._give_up,
             )
         # Points still on this disk when the experiment has ended would never be stored.
-        self._wait_until_stored(actor)
-
-    def _clean_up(self, actor: ExperimentActorClient) -> None:
-        from ray.exceptions import RayError
-
-        try:
-            actor.close()
-        except RayError as error:
-            logger.warning("the experiment's actor does not respond; it ends with this job: %s", error)
-        shutil.rmtree(self._folder / "ray", ignore_errors=True)
+        self._wait_until_stored()
 
     def _renewal(self) -> Repeated:
         return lease_renewal(
@@ -245,12 +239,12 @@ class Driver:
     def _renew(self) -> Requests:
         return self._store.drivers.renew_lease(self._id, self._attempt, self._settings.lease_s)
 
-    def _wait_until_stored(self, actor: ExperimentActorClient) -> None:
+    def _wait_until_stored(self) -> None:
         """Waits for this node's points; fails if the database accepts the driver's writes, but not these."""
-        waiting = actor.wait_until_stored(_TELL_S)
+        waiting = self._recorder.wait_until_stored(_TELL_S)
         if waiting is not None:
             self._note(f"points on the disk of {socket.gethostname()} are not stored yet: {waiting}")
-            waiting = actor.wait_until_stored(_CATCH_UP_S)
+            waiting = self._recorder.wait_until_stored(_CATCH_UP_S)
         if waiting is not None:
             raise TimeoutError(f"points could not be stored in the database: {waiting}")
 
@@ -264,8 +258,20 @@ class Driver:
             self._stopping_since_s = None
         elif self._stopping_since_s is None:
             self._stopping_since_s = time.monotonic()
-        self._sweep.allow(requests.allowances)
+        self._allowances = requests.allowances
         self._stops.ask(everything, requests.cancel_attempts)
+
+    def _heed(self) -> None:
+        """Stops runs beyond the allowance, and those on nodes that are about to go.
+
+        Nodes come after the allowances: where these fell because a node is gone, that is known by then.
+        """
+        assert self._stops is not None and self._sweep is not None
+        seen = allowances, _ = self._allowances, self._reports.drains
+        if seen != self._seen:
+            self._sweep.see_nodes()
+            self._seen = seen
+        self._sweep.allow(allowances)
         self._stops.preempt(self._sweep.preempted)
 
     def _give_up(self) -> bool:
@@ -273,7 +279,7 @@ class Driver:
         return self._stopping_since_s is not None and time.monotonic() - self._stopping_since_s > GRACE_S
 
     def _lost(self) -> None:
-        # Another attempt is current. Nothing of this one may write any more; its actors end with it.
+        # Another attempt is current. Nothing of this one may write any more; its workers end with it.
         logger.error("attempt %d at experiment %d has ended; exiting", self._attempt, self._id)
         logging.shutdown()
         os._exit(STALE_EXIT_CODE)
@@ -300,24 +306,25 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
         store.drivers.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if the experiment was brought to an end, or belongs to another attempt."""
     parser = argparse.ArgumentParser(prog="python -m service.driving.driver", description=__doc__)
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--name", default="", help="of the experiment, visible in process listings")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     settings = driver_settings.read(options.settings)
     logs.set_up(
         "driver", settings.log_format, experiment=options.experiment, experiment_attempt=options.attempt
     )
     for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
-    store = wait_out(lambda: Store.open(settings), "the driver")
-    freeze_loaded()
+    store = wait_out(lambda: Store.open(settings, pool_size=1), "the driver")
+    if arguments is None:  # Else the host's process has loaded all.
+        freeze_loaded()
     try:
-        Driver(store, settings, options.settings, options.experiment, options.attempt).run()
+        Driver(store, settings, options.experiment, options.attempt).run()
     except StaleAttempt as error:
         logger.error("%s", error)
     except Exception as error:

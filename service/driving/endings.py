@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from service.domain.failures import FailureCounts, decide_retry
 from service.domain.records import Run
@@ -13,12 +14,14 @@ from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunSt
 from service.driving.sweep_context import LiveTurn, SweepContext
 from service.recording.mailbox import Ending
 from service.recording.outages import RETRY_S, wait_out
+from service.scheduling.cluster import ClusterNode
 from service.store import Conflict, StaleAttempt
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 from trainers.reporting import StopReason
 
 logger = logging.getLogger(__name__)
 
+FAILURES_OF_NODES = FAILURES_OF_MACHINES | {FailureClass.preempted}
 _START_RECORDED_LOOKS = 300  # Tries, every `RETRY_S`, to end a run whose start is not recorded yet: a minute
 _STOPPED_AS: Mapping[StopReason | None, RunState] = {
     StopReason.cancel: RunState.cancelled,
@@ -53,7 +56,12 @@ class Endings:
         try:
             if ending.failure is not None:
                 delay_s = self._retry_delay_s(live.run, ending.failure[0])
-                return finish(RunState.failed, failure=ending.failure, retry_delay_s=delay_s)
+                return finish(
+                    RunState.failed,
+                    summary=ending.summary,
+                    failure=ending.failure,
+                    retry_delay_s=delay_s,
+                )
             if ending.stop_reason is StopReason.preempted:
                 failure = FailureClass.preempted, for_whom or "the worker was preempted"
                 return finish(RunState.failed, summary=ending.summary, failure=failure, retry_delay_s=0.0)
@@ -81,6 +89,20 @@ class Endings:
             progressed=(run.checkpoint_step or 0) > (before.checkpoint_step or 0),
         )
         return decision.delay_s if decision.retry else None
+
+
+def without_node(ending: Ending, node: ClusterNode) -> Ending:
+    """Returns the ending of an attempt whose node is gone or about to go, where that was the cause.
+
+    A run that stopped at a step boundary for a node that is lost meanwhile has its checkpoint all the same.
+    """
+    kind = FailureClass.preempted if node.draining else FailureClass.infrastructure
+    if ending.stop_reason is StopReason.preempted:
+        return replace(ending, kind="failed", failure=(kind, node.departure))
+    if ending.failure is not None and ending.failure[0] in FAILURES_OF_NODES:
+        why = f" ({node.message})" if node.message else ""
+        return replace(ending, failure=(kind, f"{node.departure}{why}: {ending.failure[1]}"))
+    return ending
 
 
 class _StartNotRecorded(Exception):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from service.domain.events import EventKind
 from service.domain.grid import fields_of
@@ -12,13 +14,22 @@ from service.domain.shares import DeviceAllowance
 from service.domain.states import RunState
 from service.driving.sweep_context import LiveTurn, LiveTurns, SweepContext
 from service.fairness.state import may_yield
-from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
+from service.scheduling.cluster import (
+    NODE_ID,
+    ClusterNode,
+    ClusterSnapshot,
+    FreeRoom,
+    NodesToCome,
+    unsatisfiable,
+)
+from service.scheduling.queue import Queue
 from service.scheduling.run_plan import Shape, shapes_of
 from service.specs.experiment import ExperimentSpec
 from service.specs.fields import Budget
-from service.store import Store
+from service.store import Store, StoreOutage
 
 CAPACITY_EVERY_S = 2.0  # How often the cluster is looked at while runs wait for it
+TO_COME_EVERY_S = 10.0  # How often it is read meanwhile which nodes can come
 _SHAPING = ("hardware", "resources.", "parallel.", "batch.", "measure")
 """Axes that determine how many workers a run may have, and what each takes."""
 
@@ -113,10 +124,15 @@ class Allowances:
         return next((each.reason for each in allowances if each.reason), "others have the devices")
 
     def in_excess(self) -> list[LiveTurn]:
-        """Returns the turns beyond the allowance; what cannot be interrupted counts as held."""
+        """Returns the turns beyond the allowance; what cannot be interrupted counts as held.
+
+        Runs on nodes that are gone or about to go are neither: the allowance no longer covers those devices,
+        and for their loss no run on another node gives its own back.
+        """
         excess = []
+        staying = [each for each in self._live if self._live.leaving_node(each.nodes) is None]
         for hardware, allowance in self._by_hardware.items():
-            live = [each for each in self._live if each.run.hardware == hardware]
+            live = [each for each in staying if each.run.hardware == hardware]
             held = 0.0
             for each in sorted(live, key=lambda each: self._order(each, allowance)):
                 if _covers(allowance, held, each.turn.shape) or not _interruptible(each, allowance):
@@ -175,6 +191,9 @@ class ClusterRoom:
         self._context, self._look = context, look
         self._snapshot: ClusterSnapshot | None = None
         self._looked_s = float("-inf")
+        self._queue = Queue(context.store, context.spec.pool)
+        self._to_come: tuple[NodesToCome, ...] = ()
+        self._read_s = float("-inf")
         self._specs: dict[object, ExperimentSpec] = {}
         self._shapes: dict[object, tuple[Shape, ...]] = {}
         self._missing: dict[object, str | None] = {}
@@ -201,7 +220,7 @@ class ClusterRoom:
 
     def shapes_of(self, run: Run) -> tuple[Shape, ...]:
         """Returns the run's shapes, the widest first."""
-        nodes, key = self._now().nodes, self.demand(run)
+        nodes, key = self._now().possible, self.demand(run)
         if key not in self._shapes:
             self._shapes[key] = shapes_of(self.spec_of(run), self._context.catalogue, nodes)
         return self._shapes[key]
@@ -214,12 +233,17 @@ class ClusterRoom:
         return self._missing[key]
 
     def left(self, held: Iterable[Shape]) -> RoomLeft:
-        return RoomLeft(self._now().nodes, held)
+        """Returns the room next to what is held, on nodes that can come as well: Ray starts them for it."""
+        return RoomLeft(self._now().possible, held)
+
+    def to_start(self, shape: Shape) -> NodesToCome | None:
+        """Returns which nodes start for workers that wait; None = none do."""
+        return self._now().to_start(dict(shape.resources), dict(shape.labels), shape.workers)
 
     def misplaced(self, run: Run, shape: Shape) -> bool:
         """Returns whether a run waits for a node that is gone, or for a busy one while another is idle."""
         labels = dict(shape.labels)
-        nodes = [node for node in self._now().nodes if node.has(labels)]
+        nodes = [node for node in self._now().possible if node.has(labels)]
         if not nodes:
             return True
         if NODE_ID not in labels or nodes[0].idle:
@@ -229,10 +253,19 @@ class ClusterRoom:
             node.idle and node.has(dict(first.labels)) for node in self._now().nodes
         )
 
+    def _nodes_to_come(self, now: float) -> tuple[NodesToCome, ...]:
+        """Returns what the pool's scheduler last saw; during an outage of the database, what is known."""
+        if now - self._read_s >= TO_COME_EVERY_S:
+            with contextlib.suppress(StoreOutage):
+                stored = self._queue.cluster()
+                self._to_come = () if stored is None else stored.to_come
+            self._read_s = now
+        return self._to_come
+
     def _now(self) -> ClusterSnapshot:
         now = self._context.store.monotonic()
         if self._snapshot is None or now - self._looked_s >= CAPACITY_EVERY_S:
-            self._snapshot, self._looked_s = self._look(), now
+            self._snapshot, self._looked_s = replace(self._look(), to_come=self._nodes_to_come(now)), now
             self._shapes.clear()  # Which node is whole and idle changes from moment to moment.
             self._missing.clear()
         return self._snapshot

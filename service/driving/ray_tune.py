@@ -21,8 +21,9 @@ from ray.tune.stopper import Stopper
 
 from service.driving.choosing import Wait
 from service.driving.sweep import Sweep
-from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.mailbox import Ending, Grant, Ready, Turn
+from service.recording.recorder import Recorder
+from service.recording.relay import RelayClient
 from service.scheduling.run_plan import Shape
 from service.workers.ray_cluster import PlacementWatch, own_node_resource
 from service.workers.trial import run_trial
@@ -48,7 +49,8 @@ _SLOT = 0.0001  # Share of a node's own resource that the trial of a worker grou
 
 def run_sweep(
     sweep: Sweep,
-    actor: ExperimentActorClient,
+    recorder: Recorder,
+    relay: RelayClient,
     watch: PlacementWatch,
     *,
     folder: Path,  # For Tune's and Train's own files
@@ -73,9 +75,9 @@ def run_sweep(
         slot = slots.setdefault(shape, len(slots) + 1)
         return tune.PlacementGroupFactory([{node_resource: _SLOT * slot}])
 
-    trials = Trials(sweep, actor, watch, give_up)
+    trials = Trials(sweep, recorder, relay, watch, give_up)
     trainable = tune.with_parameters(
-        run_trial, actor=actor, storage=str(folder / "train"), names=f"stillhouse-{name}"
+        run_trial, relay=relay, storage=str(folder / "train"), names=f"stillhouse-{name}"
     )
     tune.Tuner(
         tune.with_resources(trainable, resources),
@@ -110,14 +112,20 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(
-        self, sweep: Sweep, actor: ExperimentActorClient, watch: PlacementWatch, give_up: Callable[[], bool]
+        self,
+        sweep: Sweep,
+        recorder: Recorder,
+        relay: RelayClient,
+        watch: PlacementWatch,
+        give_up: Callable[[], bool],
     ) -> None:
-        self.sweep, self._actor, self._watch, self._give_up = sweep, actor, watch, give_up
+        self.sweep, self._recorder, self._relay = sweep, recorder, relay
+        self._watch, self._give_up = watch, give_up
         self._turns: dict[str, Turn] = {}
         self._grants: dict[str, Grant] = {}
         self._reminded_s = 0.0
         self.blocked = False
-        """Whether the allowance covers no further run; set when Tune asks, reset in each step."""
+        """Whether no further run can start; set when Tune asks, reset in each step."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object, ()
@@ -133,7 +141,7 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
 
     @property
     def idle(self) -> bool:
-        """Whether processes without a run have to end while others train."""
+        """Whether processes without a run have to end while others train, and free their node."""
         return self.blocked and bool(self._turns)
 
     def next(self, trial_id: str) -> Turn | Wait:
@@ -153,7 +161,8 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
             self._watch.ready(ready)
             if turn.attempt > 1:
                 self._wait_for_points(turn, "starts again")
-            self._grants[turn.name] = Grant(self.sweep.open(turn, ready))
+            assignment = self.sweep.open(turn, ready)
+            self._grants[turn.name] = Grant(assignment, assignment is None and self.sweep.leaves(ready))
             self._remind()
         if isinstance(ending := result.get("ending"), Ending):
             self._end(trial_id, ending)
@@ -169,7 +178,11 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Ends a run by the error file that Tune keeps, if its trial has not reported an ending."""
-        if trial.trial_id in self._turns:
+        turn = self._turns.get(trial.trial_id)
+        grant = None if turn is None else self._grants.get(turn.name)
+        if grant is not None and grant.leaves:
+            self.completed(trial.trial_id)
+        elif turn is not None:
             path = trial.pickled_error_file
             failure = FailureClass.infrastructure, "the worker exited without reporting an error"
             if path is not None and Path(path).exists():
@@ -191,12 +204,12 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
             self.sweep.tell_waiting(self._watch.starting())
 
     def _remind(self) -> None:
-        """Repeats all grants: a restarted actor has none."""
+        """Repeats all grants: a restarted relay has none."""
         self._reminded_s = time.monotonic()
         try:
-            self._actor.grant(self._grants)
+            self._relay.grant(self._grants)
         except RayError as error:
-            logger.warning("the experiment's actor does not respond; resending grants: %s", error)
+            logger.warning("the relay does not respond; resending grants: %s", error)
 
     def _end(self, trial_id: str, ending: Ending) -> None:
         turn = self._forget(trial_id)
@@ -213,12 +226,9 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
 
     def _wait_for_points(self, turn: Turn, then: str, *, shut_out: bool = False) -> None:
         """Waits until acknowledged points are stored: the run's next attempt would keep out spooled ones."""
-        try:
-            if shut_out:
-                self._actor.shut_out(turn.run_id, turn.attempt)
-            waiting = self._actor.wait_until_stored(STORED_S)
-        except RayError as error:
-            waiting = f"the experiment's actor does not respond: {error}"
+        if shut_out:
+            self._recorder.shut_out(turn.run_id, turn.attempt)
+        waiting = self._recorder.wait_until_stored(STORED_S)
         if waiting is not None:
             logger.warning("run %d %s before all its points are stored: %s", turn.run_id, then, waiting)
 

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from service.domain.records import Run
 from service.domain.shares import DeviceAllowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
 from service.driving.choosing import Choice, RunChooser, Wait
-from service.driving.endings import Endings, experiment_outcome
+from service.driving.endings import FAILURES_OF_NODES, Endings, experiment_outcome, without_node
 from service.driving.limits import Allowances, BudgetLimit, ClusterRoom
 from service.driving.pruning import data_key, data_vary
 from service.driving.sweep_context import LiveTurn, LiveTurns, SweepContext
 from service.recording.mailbox import Assignment, Ending, Ready, Turn
 from service.recording.outages import wait_out
-from service.scheduling.cluster import ClusterSnapshot, in_words
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, NodesToCome, in_words
 from service.scheduling.run_plan import Shape, run_config
 from service.specs.experiment import ExperimentSpec
 from service.store import Conflict, Held, NotFound, StaleAttempt, StoreOutage
 from trainers.config import DevicePricing
 from trainers.errors import FailureClass
-from trainers.reporting import Clock, StopReason
+from trainers.reporting import RunHistory, StopReason
 
 logger = logging.getLogger(__name__)
 
 ROOM_S = 2.0  # Time after which a run that is not placed is stored as waiting for room
 
 
-def _waits_for(shape: Shape, others: Sequence[Held]) -> str:
+def _waits_for(shape: Shape, others: Sequence[Held], starts: NodesToCome | None) -> str:
     what = in_words(dict(shape.resources))
     if shape.workers > 1:
         what = f"{shape.workers} x {what}"
@@ -42,6 +43,8 @@ def _waits_for(shape: Shape, others: Sequence[Held]) -> str:
             if shape.kind.counted_in_cpus
             else ", the devices and their share of the node's CPUs (measure: exclusive)"
         )
+    if starts is not None:
+        return f"{what}; {starts.words}"
     holders = ", ".join(
         f"experiment {held.experiment_id} holds {held.devices:g} {held.hardware}" for held in others
     )
@@ -54,11 +57,17 @@ class Sweep:
     Waits while the database is unavailable, unless a method says otherwise.
     """
 
-    def __init__(self, context: SweepContext, capacity: Callable[[], ClusterSnapshot]) -> None:
+    def __init__(
+        self,
+        context: SweepContext,
+        capacity: Callable[[], ClusterSnapshot],
+        answers: Callable[[str], bool] = lambda node: True,
+    ) -> None:
         self._context = context
         self._clock, self._monotonic = context.store.clock, context.store.monotonic
         self._submitted_s = context.store.experiments.get(context.experiment_id).queued_s
         self._live = LiveTurns()
+        self._look, self._answers = capacity, answers
         self._room = ClusterRoom(context, capacity)
         self._budget = BudgetLimit(context)
         self._allowances = Allowances(self._live, self._monotonic)
@@ -85,16 +94,23 @@ class Sweep:
     @property
     def preempted(self) -> frozenset[tuple[int, int]]:
         """Attempts, as (run, number), that have to give their devices back at the next step boundary."""
+        draining = (
+            live
+            for live in self._live
+            if (node := self._live.leaving_node(live.nodes)) is not None and node.alive
+        )
         return frozenset(
             (live.assignment.run_id, live.assignment.attempt)
-            for live in self._allowances.in_excess()
+            for live in (*self._allowances.in_excess(), *draining)
             if live.assignment is not None
         )
 
     @property
     def may_start_more(self) -> bool:
-        """Whether the allowance covers another run in any shape that had a turn."""
-        return all(self._allowances.fits(hardware, shape) for hardware, shape in tuple(self._kinds))
+        """Whether runs are left without a turn, and the allowance covers one in any shape that had one."""
+        return self._chooser.has_queued and all(
+            self._allowances.fits(hardware, shape) for hardware, shape in tuple(self._kinds)
+        )
 
     @property
     def pricing(self) -> tuple[tuple[Shape, DevicePricing], ...]:
@@ -113,6 +129,27 @@ class Sweep:
     def allow(self, allowances: Mapping[str, DeviceAllowance]) -> None:
         """Sets what the experiment may hold from now on, by hardware; other hardware is not limited."""
         self._allowances.set(allowances)
+
+    def see_nodes(self, suspects: Iterable[str | None] = ()) -> None:
+        """Looks which nodes are gone or about to go: their runs stop, and none starts there.
+
+        A worker on `suspects` has died: whether they answer is known before Ray counts them as dead.
+        """
+        before = self._live.leaving
+        leaving: dict[str | None, ClusterNode] = {}
+        silent = {id for id in suspects if id is not None and not self._answers(id)}
+        for node in self._look().nodes:
+            known = before.get(node.id, node)
+            # Of a node that was draining, Ray may say after its death only that it is dead.
+            alive = node.alive and known.alive and node.id not in silent
+            now = replace(node, alive=alive, draining=node.draining or (known.draining and not alive))
+            if not now.stays:
+                leaving[node.id] = now
+        self._live.leaving = leaving
+
+    def leaves(self, ready: Ready) -> bool:
+        """Returns whether workers are ready on a node that is gone or about to go."""
+        return self._live.leaving_node(ready.nodes) is not None
 
     def recover(self) -> None:
         """Takes back every turn after all trials have ended; runs with an open attempt are queued again."""
@@ -185,7 +222,10 @@ class Sweep:
                 self._chooser.list_when_due()
             others = store.drivers.held_by_others(id) if waiting else []
             reasons = {run_id: f"capacity: {lacks}" for run_id, lacks in self._chooser.lacking().items()}
-            reasons |= {run_id: _waits_for(shape, others) for run_id, shape in waiting.items()}
+            reasons |= {
+                run_id: _waits_for(shape, others, self._room.to_start(shape))
+                for run_id, shape in waiting.items()
+            }
             changed: dict[int, str | None] = dict.fromkeys(self._reasons.keys() - reasons.keys())
             changed |= {id: text for id, text in reasons.items() if self._reasons.get(id) != text}
             store.drivers.set_waiting(id, self._context.attempt, changed)
@@ -206,6 +246,11 @@ class Sweep:
         self._live.remove(turn)
         if ending.failure is not None:
             self._room.forget()  # Its node may have gone with it: look before the next attempt.
+            if ending.failure[0] in FAILURES_OF_NODES:
+                self.see_nodes(live.nodes)
+        node = self._live.leaving_node(live.nodes)
+        if node is not None:
+            ending = without_node(ending, node)
         went = self._endings.write(live, ending, self._allowances.reason(live.run.hardware))
         if went is RunState.queued:
             self._chooser.relist()
@@ -307,7 +352,8 @@ class Sweep:
         self._turns += 1
         self._kinds.add((run.hardware, shape))
         isolated = context.spec.isolation == "process"
-        turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated)
+        starts = self._room.to_start(shape) is not None
+        turn = Turn(self._turns, run.id, run.attempt + 1, config, shape, isolated, starts)
         self._live.add(LiveTurn(turn, run, self._monotonic()))
         self._pricing.setdefault(shape, config.rates)
         return turn
@@ -317,7 +363,7 @@ class Sweep:
         if live is None:
             return None
         closed = self.stopping is not None or self._unusable is not None
-        if closed or self._in_excess(live) or self._budget.used_up():
+        if closed or self._in_excess(live) or self.leaves(ready) or self._budget.used_up():
             self.drop(turn)
             return None
         opened_s = self._clock()
@@ -332,6 +378,10 @@ class Sweep:
         except (Conflict, NotFound):
             self.drop(turn)
             return None  # Cancelled since it was listed, or the whole experiment is.
-        live.assignment = Assignment(turn, number, Clock(opened_s=opened_s, submitted_s=self._submitted_s))
+        run = live.run
+        lives = self._context.store.runs.lives(run.id, run.first_attempt, number) if run.attempt else ()
+        history = RunHistory(opened_s, self._submitted_s, run.checkpoint_step, lives)
+        live.nodes = ready.nodes
+        live.assignment = Assignment(turn, number, history)
         self._reasons.pop(turn.run_id, None)  # Opening its attempt has removed it.
         return live.assignment

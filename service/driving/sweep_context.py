@@ -11,6 +11,7 @@ from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.records import Run
 from service.recording.mailbox import Assignment, Turn
+from service.scheduling.cluster import ClusterNode
 from service.scheduling.run_plan import Shape
 from service.specs.experiment import ExperimentSpec, read_stored
 from service.store import Store
@@ -24,6 +25,7 @@ class LiveTurn:
     run: Run
     since_s: float
     assignment: Assignment | None = None
+    nodes: tuple[str | None, ...] = ()  # Ray's ids of those that its workers are on, once they are ready
 
 
 class LiveTurns:
@@ -31,6 +33,7 @@ class LiveTurns:
 
     def __init__(self) -> None:
         self._by_run: dict[int, LiveTurn] = {}
+        self.leaving: Mapping[str | None, ClusterNode] = {}  # Nodes that are gone or about to go, by id
 
     def __len__(self) -> int:
         return len(self._by_run)
@@ -43,7 +46,13 @@ class LiveTurns:
 
     @property
     def shapes(self) -> list[Shape]:
-        return [live.turn.shape for live in self]
+        """Returns what the turns hold, or wait for, on nodes that stay."""
+        return [live.turn.shape for live in self if self.leaving_node(live.nodes) is None]
+
+    def leaving_node(self, nodes: Iterable[str | None]) -> ClusterNode | None:
+        """Returns one of the nodes that is gone or about to go; None = all of them stay."""
+        leaving = self.leaving
+        return next((leaving[id] for id in nodes if id in leaving), None)
 
     def add(self, live: LiveTurn) -> None:
         self._by_run[live.turn.run_id] = live

@@ -4,8 +4,6 @@ Each pass starts from what is held and gives out free devices one run at a time,
 a reason. It costs O(1) for each project in each lane, and O(log n) for each run that starts.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from enum import Enum, auto

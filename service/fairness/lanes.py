@@ -159,6 +159,11 @@ class ProjectLane:
             opened, self.opened = self.opened, None
             opened(self)
 
+    @property
+    def weight(self) -> float:
+        """Returns 0 where it starts nothing more: what it has left is for the others."""
+        return self.terms.weight if self.terms.holds is None else 0.0
+
     def score(self, more: float = 0.0) -> float:
         return score_of(self.rate + more, self.excess, self.terms.weight)
 
@@ -324,11 +329,11 @@ class Lanes:
         for lane, state in self.states.items():
             state.projects = dict(sorted(state.projects.items()))
             used = {name: self.used.get((name, lane), 0.0) for name in state.projects}
-            weights = {name: project.terms.weight for name, project in state.projects.items()}
+            weights = {name: project.weight for name, project in state.projects.items()}
             state.weight = math.fsum(weights.values())
             found = excesses(weights, used, state.capacity * state.price)
             for name, project in state.projects.items():
-                project.excess = found[name]
+                project.excess = found.get(name, 0.0)
 
     def _add(self, lane: Lane, devices: float) -> LaneState:
         self.states[lane] = LaneState(lane, devices, self.capacity.price(lane.hardware), devices)
@@ -383,7 +388,7 @@ class Lanes:
         return 0.0 if usage is None else decayed(usage, self.now_s)
 
     def entitled(self, state: LaneState, project: ProjectLane) -> float:
-        return state.capacity * state.price * project.terms.weight / state.weight
+        return state.capacity * state.price * project.weight / (state.weight or 1.0)
 
     def priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
         """Returns what its priority counts as for its turn."""

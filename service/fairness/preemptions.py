@@ -1,7 +1,5 @@
 """Which runs stop for a run that finds too few free devices, and which start no more as theirs end."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -12,8 +12,6 @@ much more it has used lately than it was entitled to. The lowest goes first, whi
 their share behind (Duda and Cheriton, "Borrowed-Virtual-Time", SOSP 1999).
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -34,7 +32,8 @@ _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 class Level:
     """Active children of a node of the tree: their weights, decayed use, and the price of all devices.
 
-    Those missing from `used_usd` have used nothing.
+    Those missing from `used_usd` have used nothing. One of weight 0 starts nothing more: it is entitled to
+    nothing, and its use counts for no one.
     """
 
     weights: Mapping[str, float]
@@ -44,8 +43,8 @@ class Level:
     def score(self, name: str, held_usd_per_hour: float) -> ShareScore:
         weight, used = self.weights[name], self.used_usd.get(name, 0.0)
         total_usd = sum(self.used_usd.get(each, 0.0) for each in self.weights)
-        part = weight / sum(self.weights.values())
-        excess = excesses(self.weights, self.used_usd, self.usd_per_hour)[name]
+        part = weight / sum(self.weights.values()) if weight else 0.0
+        excess = excesses(self.weights, self.used_usd, self.usd_per_hour).get(name, 0.0)
         return ShareScore(
             score=score_of(held_usd_per_hour, excess, weight),
             weight=weight,
@@ -66,6 +65,7 @@ def excesses(
     Those more than `LAG_H` behind the mean count as that far behind, also for the mean: so two who always
     work are compared with all that they used, however many were away.
     """
+    weights = {name: weight for name, weight in weights.items() if weight}
     order = sorted(weights, key=lambda name: (used_usd.get(name, 0.0) / weights[name], name))
     weight = math.fsum(weights.values())
     used = math.fsum(used_usd.get(name, 0.0) for name in order)
@@ -84,7 +84,7 @@ def excesses(
 
 
 def score_of(held_usd_per_hour: float, excess_usd: float, weight: float) -> float:
-    return (held_usd_per_hour + excess_usd / HORIZON_H) / weight
+    return (held_usd_per_hour + excess_usd / HORIZON_H) / weight if weight else math.inf
 
 
 def decayed(usage: Usage, now_s: float) -> float:

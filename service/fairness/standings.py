@@ -4,8 +4,6 @@ Scores include what the pass gave out and took back. Turns continue from there: 
 the devices reach, with one run of each experiment that waits.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -56,7 +54,7 @@ class Division:
     def project_score(self, name: str, lane: Lane) -> ShareScore:
         state = self._lanes.states[lane]
         level = Level(
-            {each: project.terms.weight for each, project in state.projects.items()},
+            {each: project.weight for each, project in state.projects.items()},
             {each: self._lanes.used.get((each, lane), 0.0) for each in state.projects},
             state.capacity * state.price,
         )
@@ -70,11 +68,12 @@ class Division:
         excess: defaultdict[str, float] = defaultdict(float)
         totals: defaultdict[str, float] = defaultdict(float)
         for lane, state in self._lanes.states.items():
-            used = {name: self._lanes.used.get((name, lane), 0.0) for name in state.projects}
+            projects = {name: project for name, project in state.projects.items() if project.weight}
+            used = {name: self._lanes.used.get((name, lane), 0.0) for name in projects}
             total_usd = math.fsum(used.values())
-            weights = math.fsum(project.terms.weight for project in state.projects.values())
-            for name, project in state.projects.items():
-                excess[name] += used[name] - total_usd * project.terms.weight / weights
+            weights = math.fsum(project.weight for project in projects.values())
+            for name, project in projects.items():
+                excess[name] += used[name] - total_usd * project.weight / weights
                 totals[name] += total_usd
         return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
 

@@ -1,7 +1,5 @@
 """What a pass over the devices is given, and what it returns; nothing else is remembered between passes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

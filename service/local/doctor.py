@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 from service.config.settings import Settings
 from trainers.optimizers import OPTIMIZERS
@@ -51,9 +52,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """Yields all findings, the cheap ones first; a check that itself fails is a finding too."""
     checks: tuple[tuple[str, Callable[[Settings], Iterator[Finding]]], ...] = (
         ("python", _python),
-        ("data folder", _data_folder),
+        ("folders", _folders),
         ("hardware.yaml", _catalogue),
-        ("sites.yaml", _sites),
+        ("pools.yaml and sites.yaml", _pools),
         ("database", _database),
         ("compiler", _compiler),
         ("torch", _torch),
@@ -78,20 +79,43 @@ def _python(settings: Settings) -> Iterator[Finding]:
         yield _broken("python", f"{version} at {sys.executable}", "use Python 3.11 to 3.13")
 
 
-def _data_folder(settings: Settings) -> Iterator[Finding]:
-    folder = settings.data_dir
-    fix = "set STILLHOUSE_DATA_DIR to a folder this user can write to"
+def _folders(settings: Settings) -> Iterator[Finding]:
+    yield _folder("data folder", settings.data_dir, "STILLHOUSE_DATA_DIR", "checkpoints")
+    if settings.cache_dir is not None:
+        yield _folder("cache folder", settings.cache_dir, "STILLHOUSE_CACHE_DIR", "tokens and logits")
+    if settings.storage_url is not None:
+        from trainers.data import storage
+
+        place = settings.resolved_storage()
+        try:
+            probe = place / f".doctor-{os.getpid()}"
+            storage.put(probe, b"")
+            probe.unlink()
+            yield _ok("storage", f"{place}: writable")
+        except OSError as error:
+            fix = "set STILLHOUSE_STORAGE_URL, and the store's own variables in this environment"
+            yield _broken("storage", f"{place}: {error.strerror or error}", fix)
+    for kind in ("data", "model"):
+        for root in (root for root in settings.roots(kind) if not isinstance(root, Path)):
+            try:
+                root.is_dir()
+                yield _ok(f"{kind} root", f"{root}: readable")
+            except OSError as error:
+                fix = f"set STILLHOUSE_{kind.upper()}_ROOTS, and the store's own variables"
+                yield _broken(f"{kind} root", f"{root}: {error.strerror or error}", fix)
+
+
+def _folder(subject: str, folder: Path, variable: str, content: str) -> Finding:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             free_gib = shutil.disk_usage(folder).free / 2**30
     except OSError as error:
-        yield _broken("data folder", f"{folder}: {error.strerror or error}", fix)
-        return
+        problem = f"{folder}: {error.strerror or error}"
+        return _broken(subject, problem, f"set {variable} to a folder this user can write to")
     if free_gib < _LEAST_FREE_GIB:
-        yield _note("data folder", f"{folder}: {free_gib:.1f} GiB free", "free space for checkpoints")
-    else:
-        yield _ok("data folder", f"{folder}: writable, {free_gib:.0f} GiB free")
+        return _note(subject, f"{folder}: {free_gib:.1f} GiB free", f"free space for {content}")
+    return _ok(subject, f"{folder}: writable, {free_gib:.0f} GiB free")
 
 
 def _catalogue(settings: Settings) -> Iterator[Finding]:
@@ -100,7 +124,9 @@ def _catalogue(settings: Settings) -> Iterator[Finding]:
         yield _ok("hardware.yaml", f"{len(settings.catalogue())} entries, including those of {path}")
 
 
-def _sites(settings: Settings) -> Iterator[Finding]:
+def _pools(settings: Settings) -> Iterator[Finding]:
+    if pools := settings.node_groups():
+        yield _ok("pools.yaml", f"nodes that can come to the pools {', '.join(pools)}")
     if sites := settings.sites():
         yield _ok("sites.yaml", f"sites of the pools {', '.join(sites)}")
 

@@ -93,7 +93,7 @@ class LocalRay:
         token_path = folder / "auth_token"
         token_path.touch(mode=0o600)
         token_path.write_text(token)
-        port, dashboard_port, client_port = _free_ports(3)
+        port, dashboard_port, client_port = free_ports(3)
         address = f"127.0.0.1:{port}"
         environment = {
             "RAY_AUTH_MODE": "token",
@@ -215,7 +215,7 @@ def _short_folder() -> Path:
     return folder
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

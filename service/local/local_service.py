@@ -22,7 +22,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from service.config.settings import EXAMPLE_DATA, Settings
+from service.config.examples import keep_demo_texts
+from service.config.settings import Settings
 from service.local.local_ray import LocalRay, RayStartError, status_of
 
 _READY_TIMEOUT_S = 60.0
@@ -83,9 +84,7 @@ class LocalService:
         self._logs.mkdir(parents=True, exist_ok=True)
         port = _port(settings)
         self._migrate()
-        texts = settings.data_dir / EXAMPLE_DATA / "demo-texts"
-        if not texts.exists():
-            write_demo_texts(texts)
+        keep_demo_texts(settings)
         self._report("starting Ray ...")
         ray_was_there = os.environ.get("RAY_ADDRESS") not in (None, "", "local", "auto")
         with ExitStack() as ends:
@@ -182,14 +181,6 @@ def _environment_of(settings: Settings) -> dict[str, str]:
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         variables[f"STILLHOUSE_{name.upper()}"] = text
     return variables
-
-
-def write_demo_texts(folder: Path) -> None:
-    """Writes the texts of `examples/demo.yaml`."""
-    from trainers.data.synthetic import write_corpus
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_corpus(folder, train=800, test=400, seed=0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

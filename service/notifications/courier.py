@@ -4,8 +4,6 @@ Every scheduler has one. They share the deliveries by claiming them in the datab
 least once, and twice only if a process dies between sending it and recording that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,18 +1,15 @@
 """E-mail in plain text, through one SMTP server."""
 
-from __future__ import annotations
-
 import asyncio
-import json
 import re
 import smtplib
 import ssl
 from email.message import EmailMessage
 from email.utils import formatdate
-from typing import Any
 
 from service.config.settings import MailSecurity, Settings
-from service.notifications.channels import BadSubscription, Undeliverable
+from service.db.errors import BadValue
+from service.notifications.channels import Undeliverable, Words
 from service.store.notifications import Outgoing
 
 TIMEOUT_S = 10.0  # Longest wait for each of the server's answers
@@ -28,11 +25,15 @@ class Mail:
 
     def check(self, target: str, settings: Settings) -> str:
         if len(target) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(target):
-            raise BadSubscription("target", f"{target[:100]!r} is not an e-mail address")
-        if settings.smtp_host is None:
-            why = "this server sends no e-mail; an operator sets STILLHOUSE_SMTP_HOST"
-            raise BadSubscription("target", why)
+            raise BadValue("target", f"{target[:100]!r} is not an e-mail address")
+        if why := self.problem(settings):
+            raise BadValue("target", why)
         return target
+
+    def problem(self, settings: Settings) -> str | None:
+        if settings.smtp_host is not None:
+            return None
+        return "this server sends no e-mail; an operator sets STILLHOUSE_SMTP_HOST"
 
     def new_secret(self) -> None:
         """Mail is not signed by us."""
@@ -53,9 +54,7 @@ class Mail:
 
 
 def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
-    content = json.loads(outgoing.body)
-    data: dict[str, Any] = content["data"]
-    experiment = data.get("experiment")
+    words = Words.of(outgoing, settings)
     mail = EmailMessage()
     mail["From"] = settings.smtp_from
     mail["To"] = outgoing.target
@@ -63,16 +62,14 @@ def composed(outgoing: Outgoing, settings: Settings) -> EmailMessage:
     # The same in every attempt, so that mail programs show a message once that came twice.
     mail["Message-ID"] = f"<{outgoing.message_id}@{settings.smtp_from.rpartition('@')[2]}>"
     mail["Auto-Submitted"] = "auto-generated"
-    subject = f"{experiment['name']}: {content['type']}" if experiment else content["type"]
-    mail["Subject"] = " ".join(f"[stillhouse] {subject}".split())[:200]
-    lines = [str(data["message"]), ""]
-    if experiment:
-        address = f"{str(settings.url).rstrip('/')}/experiments/{experiment['id']}"
-        lines.append(f"experiment  {experiment['id']} ({experiment['name']}) of {experiment['owner']}")
-        lines.append(f"see         {address}")
-    if data.get("project"):
-        lines.append(f"project     {data['project']}")
-    lines.append(f"at          {content['timestamp']}")
+    mail["Subject"] = " ".join(f"[stillhouse] {words.title}".split())[:200]
+    lines = [words.happened, ""]
+    if one := words.experiment:
+        lines.append(f"experiment  {one['id']} ({one['name']}) of {one['owner']}")
+        lines.append(f"see         {words.link}")
+    if words.project:
+        lines.append(f"project     {words.project}")
+    lines.append(f"at          {words.at}")
     stop = f"stillhouse notify remove {outgoing.subscription_id}"
     lines += ["", f"You subscribed to this; stop it with: {stop}"]
     mail.set_content("\n".join(lines))

@@ -7,13 +7,12 @@ another address a moment later gains nothing. Redirects are not followed, and pr
 not used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
 import hmac
 import ipaddress
+import json
 import logging
 import re
 import secrets
@@ -25,7 +24,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from service.config.hosts import Address, AllowedHosts, literal_address
 from service.config.settings import Settings
-from service.notifications.channels import BadSubscription, Undeliverable
+from service.db.errors import BadValue
+from service.notifications.channels import Undeliverable, Words
 from service.store.notifications import Outgoing
 
 TIMEOUT_S = 10.0  # Longest attempt, from resolving the name to the last byte of the answer that is read
@@ -43,22 +43,32 @@ class Webhook:
 
     name = "webhook"
     personal = False
+    signs = True  # Whether its receivers check signatures
     described = "an https:// or http:// URL of a host in STILLHOUSE_WEBHOOK_HOSTS"
+
+    def problem(self, settings: Settings) -> str | None:
+        if settings.webhook_hosts.strip():
+            return None
+        return "this server calls no webhooks; an operator names their hosts in STILLHOUSE_WEBHOOK_HOSTS"
 
     def check(self, target: str, settings: Settings) -> str:
         host = _host(_split(target))
         allowed = AllowedHosts.read(settings.webhook_hosts)
         if not allowed.takes_name(host):
             how = "an operator allows hosts with STILLHOUSE_WEBHOOK_HOSTS"
-            raise BadSubscription("target", f"webhooks may not go to {host!r}; {how}")
+            raise BadValue("target", f"webhooks may not go to {host!r}; {how}")
         literal = literal_address(host)
         if literal is not None and not allowed.takes_address(host, literal):
-            raise BadSubscription("target", _refused(host))
+            raise BadValue("target", _refused(host))
         return target
 
-    def new_secret(self) -> str:
-        """Returns 256 random bits."""
-        return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+    def new_secret(self) -> str | None:
+        bits = base64.b64encode(secrets.token_bytes(32)).decode()
+        return f"{_SECRET_PREFIX}{bits}" if self.signs else None
+
+    def content(self, outgoing: Outgoing, settings: Settings) -> str:
+        """Returns the body of the request, JSON."""
+        return outgoing.body
 
     async def send(self, outgoing: Outgoing, settings: Settings) -> str:
         import httpx  # Not by the API, which only checks targets, and stays small.
@@ -78,17 +88,19 @@ class Webhook:
 
         try:
             self.check(outgoing.target, settings)
-        except BadSubscription as error:  # The operator's list has changed since.
-            raise Undeliverable(str(error), again=False) from None
+        except BadValue as error:  # The operator's list has changed since.
+            raise Undeliverable(error.message, again=False) from None
         url = _split(outgoing.target)
         host = _host(url)
         address = await _resolved(host, url.port or _PORTS[url.scheme], settings)
-        body = outgoing.body.encode()
+        body = self.content(outgoing, settings).encode()
+        key = outgoing.secret
+        signature = {} if key is None else signed(key, outgoing.message_id, int(time.time()), body)
         headers = {
             "Host": url.netloc.rpartition("@")[2],
             "Content-Type": "application/json",
             "User-Agent": "stillhouse-webhook",
-            **signed(outgoing.secret or "", outgoing.message_id, int(time.time()), body),
+            **signature,
         }
         at = httpx.URL(outgoing.target).copy_with(host=str(address), userinfo=b"")
         # The certificate is checked against the name, while the connection goes to the checked address.
@@ -111,6 +123,46 @@ class Webhook:
         if answer.is_redirect:
             raise Undeliverable(f"{answer.status_code}: redirects are not followed; use the final URL")
         raise Undeliverable(line, gone=answer.status_code == _GONE)
+
+
+class Slack(Webhook):
+    """An incoming webhook of Slack: its URL is its secret, and nothing is signed."""
+
+    name = "slack"
+    described = "the URL of an incoming webhook of Slack; an operator allows its host, hooks.slack.com"
+    signs = False
+
+    def content(self, outgoing: Outgoing, settings: Settings) -> str:
+        words = Words.of(outgoing, settings)
+        link = [] if words.link is None else [f"<{words.link}|{_escaped(words.link)}>"]
+        return json.dumps(
+            {"text": "\n".join((f"*{_escaped(words.title)}*", _escaped(words.happened), *link))}
+        )
+
+
+class Teams(Webhook):
+    """A workflow of Microsoft Teams that posts the adaptive card that it is sent."""
+
+    name = "teams"
+    described = "the URL of a workflow of Teams that posts to a channel; an operator allows its host"
+    signs = False
+
+    def content(self, outgoing: Outgoing, settings: Settings) -> str:
+        words = Words.of(outgoing, settings)
+        lines = {"type": "TextBlock", "wrap": True}
+        card = {
+            "type": "AdaptiveCard",
+            "version": "1.4",
+            "body": [{**lines, "text": words.title, "weight": "bolder"}, {**lines, "text": words.happened}],
+            "actions": [{"type": "Action.OpenUrl", "title": "Open", "url": words.link}] if words.link else [],
+        }
+        attached = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+        return json.dumps({"type": "message", "attachments": [attached]})
+
+
+def _escaped(text: str) -> str:
+    """Returns text in which Slack finds no markup for links and mentions."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 @cache
@@ -151,17 +203,17 @@ def _without_secrets(text: str, outgoing: Outgoing) -> str:
 def _split(target: str) -> SplitResult:
     if len(target) > LONGEST_URL or not target.isascii() or not target.isprintable() or " " in target:
         limits = f"up to {LONGEST_URL} printable ASCII characters and no spaces"
-        raise BadSubscription("target", f"a webhook's URL has {limits}")
+        raise BadValue("target", f"a webhook's URL has {limits}")
     try:
         url = urlsplit(target)
         port = url.port
     except ValueError:
-        raise BadSubscription("target", _NOT_A_URL) from None
+        raise BadValue("target", _NOT_A_URL) from None
     if url.scheme not in _PORTS or not url.hostname or port == 0:
-        raise BadSubscription("target", _NOT_A_URL)
+        raise BadValue("target", _NOT_A_URL)
     if url.username is not None:
         why = "a webhook's URL takes no user and password; messages are signed instead"
-        raise BadSubscription("target", why)
+        raise BadValue("target", why)
     return url
 
 

@@ -1,7 +1,5 @@
 """Parts of answers that the command line and the report write alike. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,13 +32,13 @@ def weights(answer: ScoreAnswer) -> str:
     return ", ".join(f"{title(each.metric)} {each.weight:g}" for each in answer.criteria)
 
 
-def ratio(of: Ratio | None, to: str) -> str:
+def ratio(of: Ratio | None, to: str, form: str = ".2f", unit: str = "x") -> str:
     """`1.52x (1.40-1.60)`, with `to` between the ends of the interval."""
     if of is None:
         return "-"
     if of.low is None or of.high is None:
-        return f"{of.ratio:.2f}x"
-    return f"{of.ratio:.2f}x ({of.low:.2f}{to}{of.high:.2f})"
+        return f"{of.ratio:{form}}{unit}"
+    return f"{of.ratio:{form}}{unit} ({of.low:{form}}{to}{of.high:{form}})"
 
 
 def scaling_rows(rows: Sequence[ScalingRow], to: str) -> tuple[list[str], list[list[str]]]:
@@ -52,18 +50,10 @@ def scaling_rows(rows: Sequence[ScalingRow], to: str) -> tuple[list[str], list[l
             configuration(row.point),
             row.kind,
             f"{row.baseline_workers} to {row.workers}",
-            *(_share(row.efficiencies.get(name), to) for name in names),
+            *(ratio(row.efficiencies.get(name), to, ".0%", "") for name in names),
         ]
         for row in rows
     ]
-
-
-def _share(of: Ratio | None, to: str) -> str:
-    if of is None:
-        return "-"
-    if of.low is None or of.high is None:
-        return f"{of.ratio:.0%}"
-    return f"{of.ratio:.0%} ({of.low:.0%}{to}{of.high:.0%})"
 
 
 def time_to_rows(time_to: TimeTo, points: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

@@ -1,22 +1,17 @@
 """The ledger in words, for the command line and the report. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from service.domain.formats import duration, figure
 from service.domain.ledger import Charge, Overhead, Sum
 
-MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}
-"""Before an amount of energy, by its provenance."""
+MARKS = {"counter": "", "sampled": "≈", "modelled": "~"}  # Before an amount of energy, by its provenance
 LEGEND = (
     "energy: plain = counter, ≈ sampled, ~ modelled from rated power; time: ~ up to the last heartbeat of an "
     "attempt that died without reporting an error; lost: work that is in no result"
 )
-HEADINGS = ("ended", "time", "USD", "energy", "busy", "lost")
-"""Of `cells`."""
-FIGURES = HEADINGS[1:]
-"""Those that are numbers."""
+HEADINGS = ("ended", "time", "cost", "energy", "busy", "lost")  # Of `cells`
+FIGURES = HEADINGS[1:]  # Those that are numbers
 PARTS = {
     "worker_start": "starting workers",
     "preparation": "filling caches",
@@ -44,7 +39,7 @@ def cells(charge: Charge) -> list[str]:
     return [
         str(charge.failure_class or charge.state),
         time(charge),
-        figure("cost_usd", charge.cost_usd).removesuffix(" USD"),
+        figure("cost_usd", charge.cost_usd),
         energy(charge.energy_kwh),
         "-" if charge.utilisation_pct is None else f"{charge.utilisation_pct:.0f}%",
         duration(charge.lost_s) if charge.lost_s else "-",

@@ -1,7 +1,5 @@
 """Receives a model as an uncompressed tar archive, verified on arrival, and packs it to one bit a weight."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -13,8 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-MANIFEST = "manifest.json"
-"""The first file: size and SHA-256 of each of the others."""
+MANIFEST = "manifest.json"  # The first file: size and SHA-256 of each of the others
 CHUNK_BYTES = 1 << 20
 _LARGEST_MANIFEST = 1 << 20
 

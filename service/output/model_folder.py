@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import math
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from service.specs.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
 from trainers.data.paths import HUB
+from trainers.data.storage import Place
 from trainers.metrics import on_test
 from trainers.model_kinds.heads import ClassHead, Head, NumberHead, SpanHead, TokenHead, VocabularyHead
 from trainers.tasks import TASKS
@@ -96,6 +98,16 @@ class ModelFolder:
         finally:
             self.close()
 
+    def link(self, folder: Path) -> None:
+        """Writes the files into a folder; of weights that are a file on this machine, only a link."""
+        for file in self.files:
+            if isinstance(file.content, io.BufferedReader):
+                (folder / file.name).symlink_to(Path(file.content.name).resolve())
+                continue
+            with (folder / file.name).open("wb") as target:
+                shutil.copyfileobj(file.content, target, CHUNK_BYTES)
+        self.close()
+
     def close(self) -> None:
         """`tar` does so at its end."""
         for file in self.files:
@@ -153,7 +165,7 @@ def _card_source(store: Store, settings: Settings, run_id: int, which: Which) ->
     )
 
 
-def _model_type(folder: Path) -> str:
+def _model_type(folder: Place) -> str:
     """Raises `NoModel` where the configuration cannot be read."""
     try:
         return str(json.loads((folder / "config.json").read_bytes())["model_type"])
@@ -161,7 +173,7 @@ def _model_type(folder: Path) -> str:
         raise NoModel(f"{folder}: config.json cannot be read ({error})") from None
 
 
-def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
+def tokenizer_files(folder: Place, max_length: int) -> dict[str, bytes]:
     """Returns what `AutoTokenizer` reads, from a checkpoint's tokenizer; `max_length` is in tokens."""
     tokenizer = (folder / "tokenizer.json").read_bytes()
     document = json.loads(tokenizer)
@@ -183,7 +195,7 @@ def tokenizer_files(folder: Path, max_length: int) -> dict[str, bytes]:
     return {**files, _SETTINGS: json.dumps(config, indent=1).encode()}
 
 
-def _special_tokens(folder: Path, document: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(folder: Place, document: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role; older checkpoints do not name those of a BERT."""
     file = folder / _SPECIAL_TOKENS
     if file.is_file():
@@ -204,8 +216,7 @@ class CardSource:
     step: int  # Of the checkpoint
     score: float | None  # Headline score of the best checkpoint; None when unknown
     spec: Mapping[str, Any]  # The run's spec without axes, as a document
-    spec_sha256: str
-    """Hash of the experiment's canonical spec."""
+    spec_sha256: str  # Hash of the experiment's canonical spec
     summary: Mapping[str, float | int | str | None]  # Figures by name; empty until the run has ended
     measurements: Sequence[MeasurementRow]
     facts: Mapping[str, Any]  # Facts of the last attempt that trained

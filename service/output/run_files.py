@@ -1,13 +1,11 @@
 """Files next to a run's checkpoints: traces, predictions, the checkpoints themselves. No torch."""
 
-from __future__ import annotations
-
+import contextlib
 import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from service.config.settings import Settings
@@ -17,9 +15,10 @@ from service.domain.states import TERMINAL_RUN_STATES
 from service.specs.models import checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest, predictions
-from trainers.checkpoints.manifest import TRACE, kernel_traces, newest_file
+from trainers.checkpoints.manifest import PATCH, TRACE, kernel_traces, newest_file
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.checkpoints.predictions import NoPredictions as NoPredictions
+from trainers.data.storage import MANIFEST, Place
 
 Read = TypeVar("Read")
 
@@ -43,13 +42,35 @@ def read_trace(store: Store, settings: Settings, run_id: int) -> bytes:
 
 
 def _untraced(store: Store, run: Run, file: str, verb: Literal["trace", "profile"]) -> NoTrace:
-    """Returns why a run has left no such file."""
     steps = json.loads(store.runs.config(run.id))["telemetry"][f"{verb}_steps"]
     if not steps:
         return NoTrace(f"run {run.id} {verb}s no steps; submit it with telemetry.{verb}_steps, such as 5")
     if run.state in TERMINAL_RUN_STATES:
         return NoTrace(f"run {run.id} is {run.state} and left no {file}")
     return NoTrace(f"run {run.id} is {run.state} and has not reached its {steps} {verb}d steps yet")
+
+
+def read_patch(store: Store, settings: Settings, run_id: int) -> bytes:
+    """Returns how the code of a run's newest attempt differs from its commit; empty = not, or not known."""
+    try:
+        file = newest_file(checkpoints_of(settings, store.runs.source_of(store.runs.get(run_id))), PATCH)
+        return b"" if file is None else file.read_bytes()
+    except OSError:
+        return b""
+
+
+def read_histograms(store: Store, settings: Settings, run_id: int) -> bytes:
+    """Returns a JSON list of a run's histograms by step, as `trainers.telemetry.histograms` writes them."""
+    run = store.runs.source_of(store.runs.get(run_id))
+    folder, lines = checkpoints_of(settings, run), list[bytes]()
+    for attempt in sorted(manifest.attempts_in(folder)):
+        with contextlib.suppress(OSError):
+            lines += (
+                (manifest.attempt_folder(folder, attempt) / manifest.HISTOGRAMS).read_bytes().splitlines()
+            )
+    # Later attempts do steps again; a last line may be cut off by a crash.
+    by_step = {line.partition(b",")[0]: line for line in lines if line.endswith(b"}}}")}
+    return b"[" + b",".join(by_step.values()) + b"]"
 
 
 def read_kernel_trace(store: Store, settings: Settings, run_id: int, rank: int) -> bytes:
@@ -125,7 +146,7 @@ def traced_step(settings: Settings, run: Run) -> TracedStep | None:
         return None
 
 
-def predictions_file(store: Store, settings: Settings, run_id: int) -> Path:
+def predictions_file(store: Store, settings: Settings, run_id: int) -> Place:
     """Returns the Parquet file of a run, or of the run that it reuses, or raises `NoPredictions`."""
     run = store.runs.get(run_id)
     folder = checkpoints_of(settings, store.runs.source_of(run))
@@ -153,7 +174,7 @@ def known_labels(store: Store, settings: Settings, run: Run) -> LabelCounts | No
     return _of_predictions(store, settings, run, lambda file: predictions.read_record(file).labels)
 
 
-def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[Path], Read]) -> Read | None:
+def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[Place], Read]) -> Read | None:
     """Reads the predictions of the run that was trained; None where there are none on this machine."""
     try:
         file = newest_file(checkpoints_of(settings, store.runs.source_of(run)), predictions.PREDICTIONS)
@@ -162,13 +183,13 @@ def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[
         return None
 
 
-def json_lines(file: Path) -> Iterator[bytes]:
+def json_lines(file: Place) -> Iterator[bytes]:
     for one in predictions.read(file):
         row = {name: getattr(one, name) for name in predictions.COLUMNS}
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def raw(file: Path) -> Iterator[bytes]:
+def raw(file: Place) -> Iterator[bytes]:
     try:
         with file.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
@@ -187,27 +208,26 @@ class SavedCheckpoint(Serializable):
     saved_s: float | None  # When it was complete, Unix time; null = not known
     size_bytes: int | None  # Size of its files; null = its manifest cannot be read
     problem: str | None  # What is wrong with it, by its manifest and the sizes of its files; null = nothing
-    path: str  # Its folder on the machine of the service
+    path: str  # Its folder on the machine of the service, or its URL in the store
 
 
 def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:
     """Returns the newest first; none where the run's folder is not on this machine."""
     folder = checkpoints_of(settings, store.runs.source_of(store.runs.get(run_id)))
-    best = manifest.read_best(folder)
     checkpoints = []
     try:
-        listed = manifest.checkpoints_in(folder)
+        best = manifest.read_best(folder)
+        listed = [(one, one.path(folder)) for one in manifest.checkpoints_in(folder)]
+        problems = [manifest.verify(path, every_byte=False) for _, path in listed]
     except OSError:
         return []
-    for checkpoint in listed:
-        path = checkpoint.path(folder)
+    for (checkpoint, path), problem in zip(listed, problems, strict=True):
         try:
             size = sum(int(sealed["size"]) for sealed in manifest.sealed_files(path).values())
-            saved_s = (path / manifest.MANIFEST).stat().st_mtime
+            saved_s = (path / MANIFEST).stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             size, saved_s = None, None
         is_best = best is not None and best.path == path
-        problem = manifest.verify(path, every_byte=False)
         checkpoints.append(
             SavedCheckpoint(checkpoint.attempt, checkpoint.step, is_best, saved_s, size, problem, str(path))
         )

@@ -1,7 +1,5 @@
 """Templates of the report and of model cards."""
 
-from __future__ import annotations
-
 import functools
 
 import jinja2

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.config.hardware import Hardware, find
 from service.domain.serialization import Number, Serializable
 from service.specs.experiment import ExperimentSpec
-from trainers.config import SHARERS, Precision, Site
+from trainers.config import SHARERS, Precision, Site, TaskConfig
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.usage import J_PER_KWH
 
@@ -113,14 +113,25 @@ class Cell:
     student: FlopCount | None  # Of its encoder; None = not known without reading the model
 
 
+CountExamples = Callable[[TaskConfig], int | None]
+
+
+def nothing_counted(task: TaskConfig) -> None:
+    """Datasets are not read."""
+
+
 def forecast(
     spec: ExperimentSpec,
     cells: Sequence[Cell],
     past: Sequence[Past],
     catalogue: Mapping[str, Hardware],
     site: Site = NO_SITE,
+    count: CountExamples = nothing_counted,
 ) -> GridForecast:
-    """Returns the forecast of a grid; `cells` are all grid points, or a sample that stands for all."""
+    """Returns the forecast of a grid; `cells` are all grid points, or a sample that stands for all.
+
+    `count` looks up how many training examples a dataset has that no run has read.
+    """
     total = dict.fromkeys(("cost_usd", "energy_kwh", "device_hours"), Span(0.0, 0.0, 0.0))
     basis: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -132,7 +143,7 @@ def forecast(
     for cell in cells:
         if not cell.runs:
             continue
-        found = forecast_run(cell.spec, cell.student, by_kind.get(_kind(cell.spec), ()), catalogue)
+        found = forecast_run(cell.spec, cell.student, by_kind.get(_kind(cell.spec), ()), catalogue, count)
         if isinstance(found, str):
             unknown[found] += round(cell.runs)
             continue
@@ -163,13 +174,17 @@ def forecast(
 
 
 def forecast_run(
-    spec: ExperimentSpec, student: FlopCount | None, past: Sequence[Past], catalogue: Mapping[str, Hardware]
+    spec: ExperimentSpec,
+    student: FlopCount | None,
+    past: Sequence[Past],
+    catalogue: Mapping[str, Hardware],
+    count: CountExamples = nothing_counted,
 ) -> RunForecast | str:
     """Returns the forecast of one run of a spec without axes, or why there is none."""
     hardware = find(spec.hardware, catalogue)
     if hardware is None:
         return f"hardware '{spec.hardware}' is not in the catalogue"
-    steps = _steps(spec, past)
+    steps = _steps(spec, past, count)
     if steps is None:
         return (
             "the size of the dataset is unknown until it is read; set length.steps or "
@@ -312,7 +327,7 @@ def _from_catalogue(
     return time_s, words
 
 
-def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
+def _steps(spec: ExperimentSpec, past: Sequence[Past], count: CountExamples) -> int | None:
     if spec.length.steps is not None:
         return spec.length.steps
     examples = spec.task.train_examples
@@ -327,6 +342,8 @@ def _steps(spec: ExperimentSpec, past: Sequence[Past]) -> int | None:
             examples = round(min(told))
         elif spec.task.path is None:
             examples = spec.task.info.hub_examples
+        else:
+            examples = count(spec.task)
     return None if examples is None else spec.steps_of(examples)
 
 

@@ -1,23 +1,22 @@
 """Forecasts of a spec from what this installation has run."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import sqlalchemy as sa
 
 from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.db import schema
+from service.domain.metrics import finite
 from service.domain.states import RunState
 from service.planner.forecast import (
     Cell,
+    CountExamples,
     Forecast,
     GridForecast,
     Past,
@@ -25,6 +24,7 @@ from service.planner.forecast import (
     Span,
     forecast,
     forecast_run,
+    nothing_counted,
     of_its_kind,
     too_small,
 )
@@ -33,6 +33,7 @@ from service.specs.fields import Budget
 from service.specs.model_fit import student_flops
 from service.specs.project_limits import UNITS
 from service.store import NotFound, Store
+from trainers.data.storage import Place
 
 _r = schema.runs.c
 
@@ -48,12 +49,17 @@ _LOOKED_THROUGH = 20_000  # Finished runs, the newest, among which like ones are
 
 
 def forecast_of(
-    spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware], *, reused: Collection[int] = ()
+    spec: ExperimentSpec,
+    store: Store,
+    catalogue: Mapping[str, Hardware],
+    *,
+    reused: Collection[int] = (),
+    count: CountExamples = nothing_counted,
 ) -> GridForecast:
     """Returns the forecast of a whole grid; runs at the positions `reused` are not trained."""
     cells = _cells(spec, catalogue, reused, store.settings.roots("model"))
     past, site = read_past(store, [cell.spec for cell in cells]), store.settings.site(spec.pool)
-    return forecast(spec, cells, past, catalogue, site)
+    return forecast(spec, cells, past, catalogue, site, count)
 
 
 def run_time_of(spec: ExperimentSpec, store: Store, catalogue: Mapping[str, Hardware]) -> Span | None:
@@ -135,23 +141,18 @@ def read_past(store: Store, specs: list[ExperimentSpec]) -> list[Past]:
             spec=read_stored(canonical).with_batch(batch),
             steps=steps,
             total_time_s=total_time_s,
-            setup_time_s=_seconds(summary, "setup_time_s"),
+            setup_time_s=finite((summary or {}).get("setup_time_s")) or 0.0,
             energy_kwh=energy_kwh,
         )
         for canonical, batch, steps, total_time_s, energy_kwh, summary in rows
     ]
 
 
-def _seconds(summary: Mapping[str, object] | None, name: str) -> float:
-    value = (summary or {}).get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def _cells(
     spec: ExperimentSpec,
     catalogue: Mapping[str, Hardware],
     reused: Collection[int],
-    roots: Sequence[Path],
+    roots: Sequence[Place],
     most: int = MOST_CELLS,
 ) -> list[Cell]:
     each = spec.runs_per_cell

@@ -1,13 +1,11 @@
 """What a spec would run: each run with its resources, price and obstacles. Pure."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from service.config.document import SpecError
 from service.config.hardware import Hardware, find
@@ -82,7 +80,7 @@ class Validated(Serializable):
     spec: dict[str, Any]  # The spec with all defaults filled in
 
     @classmethod
-    def of(cls, spec: ExperimentSpec) -> Validated:
+    def of(cls, spec: ExperimentSpec) -> Self:
         return cls(True, spec.name, spec.sha256(), spec.run_count(), json.loads(spec.canonical_json()))
 
 
@@ -150,11 +148,11 @@ def _planned(
     each = spec.resources.cpus_per_worker
     counts: tuple[int | None, int | None] = (None, None)
     if hardware is not None and snapshot is not None and snapshot.reachable:
-        counts = at_a_time(spec, snapshot.nodes, catalogue), None
+        counts = at_a_time(spec, snapshot.possible, catalogue), None
         if spec.measure == "exclusive":
             shared = spec.model_copy(update={"measure": "shared"})
-            counts = counts[0], at_a_time(shared, snapshot.nodes, catalogue)
-            holds = exclusive_holds(spec, snapshot.nodes, catalogue)
+            counts = counts[0], at_a_time(shared, snapshot.possible, catalogue)
+            holds = exclusive_holds(spec, snapshot.possible, catalogue)
             each = next((int(hold.resources[CPU]) for hold in holds if hold.workers == workers), each)
     cpus = each * workers
     memory = spec.resources.memory_gib_per_worker
@@ -203,8 +201,8 @@ def _of_device(hardware: Hardware) -> Iterator[str]:
         )
     if hardware.needs_build is not None:
         yield f"hardware {hardware.name} needs {hardware.needs_build}"
-    if not kind.proven:
-        yield f"hardware {hardware.name}: this version has never been run on a {kind.noun}"
+    if kind.trained_on is not None and hardware.name not in kind.trained_on:
+        yield f"hardware {hardware.name}: this version has never been run on such a {kind.noun}"
 
 
 def _of_precision(hardware: Hardware, word: str) -> Iterator[str]:

@@ -5,8 +5,6 @@ are expected to continue at their own pace. The first forecast for an experiment
 once that has come: intervals are widened by the error from then on (`service.fairness.eta.Calibration`).
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
@@ -39,10 +37,10 @@ from service.fairness.eta import (
     starts,
 )
 from service.fairness.standings import Division
-from service.fairness.state import USEFUL_S, Claimant, Lane, Situation, Waiting, WaitingReason
+from service.fairness.state import USEFUL_S, Claimant, Demand, Lane, Situation, Waiting, WaitingReason
 from service.planner.forecasting import run_time_of
 from service.planner.preview import planned_runs
-from service.scheduling.cluster import ClusterSnapshot
+from service.scheduling.cluster import ClusterSnapshot, NodesToCome, devices_of
 from service.scheduling.queue import Queue
 from service.scheduling.situation import Newcomer, Seen, SituationReader
 from service.specs.experiment import ExperimentSpec
@@ -423,6 +421,10 @@ def planned_start(
     waiting = forecast.waiting.get(newcomer.id)
     if waiting is None or start == _AT_ONCE:
         hardware, devices = demands[0].hardware, demands[0].devices
+        entry = lookup(hardware, catalogue)
+        if (node := _node_to_start(seen.situation, demands[0], entry, cluster)) is not None:
+            after_s = (node.start_s,) * 3
+            return PlannedStart(hardware, devices, *after_s, node.words, 0, 0, [], node.words)
         return PlannedStart(hardware, devices, 0.0, 0.0, 0.0, None, 0, 0, [], "starts at once")
     start = learned.widened(waiting.reason, start)
     reason, ahead = reason_in_words(waiting, spec.project), waiting.position - 1
@@ -444,6 +446,17 @@ def planned_start(
         yields=yields,
         words=_words(start, reason, ahead, behind, yields),
     )
+
+
+def _node_to_start(
+    situation: Situation, first: Demand, hardware: Hardware, cluster: ClusterSnapshot
+) -> NodesToCome | None:
+    """Returns which nodes start for a run that may have its devices; None = there are free ones."""
+    demands = (demand for claimant in situation.claimants for demand in claimant.demands)
+    held = sum(each.running * each.devices for each in demands if each.hardware == first.hardware)
+    if devices_of(hardware, cluster.nodes) - held >= first.devices:
+        return None
+    return next((each for each in cluster.to_come if devices_of(hardware, each.nodes)), None)
 
 
 def _demand(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> dict[str, tuple[float, float]]:

@@ -10,8 +10,8 @@ has been computed and the previous layer's exchange has ended:
     compute_end[i] = compute_end[i-1] + compute[i]
     exchange_end[i] = max(compute_end[i], exchange_end[i-1]) + communication[i]
 
-The pass ends with the last exchange, plus a constant overhead (the iterative overlap model of the thesis that
-this project follows, sections 3.5.2 and 4.5.3).
+The pass ends with the last exchange (the iterative overlap model of the thesis that this project follows,
+sections 3.5.2 and 4.5.3, which adds a constant overhead).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from trainers.telemetry.flops import ModelShape, Tally
 MIB = 1 << 20
 BUCKET_BYTES = 25 * MIB  # Default of `parallel.bucket_mib`; without a size, DDP's first bucket is smaller
 FP32_BYTES = 4
-OVERHEAD_MS = 0.09  # The one constant that fits both published measurements
+
+Payload = Callable[[Sequence[int]], float]  # Bytes sent of a gradient, by its shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Layer:
                 )
 
 
-def pass_ms(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> float:
+def pass_ms(layers: Sequence[Layer]) -> float:
     """Overlaps each layer's exchange with the computation of the following ones, from the output layer on."""
     if not layers:
         raise ValueError("there are no layers; give at least one")
@@ -57,7 +58,7 @@ def pass_ms(layers: Sequence[Layer], *, overhead_ms: float = OVERHEAD_MS) -> flo
     for layer in layers:
         computed += layer.compute_ms
         exchanged = max(computed, exchanged) + layer.communication_ms
-    return max(computed, exchanged) + overhead_ms
+    return max(computed, exchanged)
 
 
 def into_buckets(layers: Sequence[Layer], first_bytes: int, bucket_bytes: int) -> list[Layer]:
@@ -142,6 +143,11 @@ class Step:
     micro_batches: int
     examples: float
 
+    @property
+    def compute_ms(self) -> float:
+        of_micro_batch = sum(layer.forward_ms + layer.backward_ms for layer in self.layers)
+        return self.micro_batches * of_micro_batch + self.rest_ms
+
     def of(self, examples: float, micro_batches: int) -> Step:
         """Returns the step with other examples; a layer's time is proportional to its micro-batch."""
         factor = (examples / micro_batches) / (self.examples / self.micro_batches)
@@ -159,12 +165,6 @@ class Link:
     taken: float = 0.0
     """Share of an exchange's time that it takes from a worker that computes meanwhile (processor time, where
     no core is idle); 0 = exchanges cost computation nothing."""
-
-    @classmethod
-    def measured(cls, workers: int, *, message_ms: float, ms_per_mib: float, taken: float) -> Link:
-        """Returns the link on which exchanges between at least 2 workers take what was measured."""
-        turns = 2 * (workers - 1)
-        return cls(turns / workers * MIB / 1e6 / ms_per_mib, message_ms / turns, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,32 +204,24 @@ def estimate(
         raise ValueError(f"workers is {workers}; give at least 1")
     # Not rounded: 8 workers of a batch of 12 are estimated as 8 shares of 1.5.
     mine = step.of(global_size / workers, micro_batches)
-    forward = sum(layer.forward_ms for layer in mine.layers)
-    backward = sum(layer.backward_ms for layer in mine.layers)
-    compute_ms = mine.micro_batches * (forward + backward) + mine.rest_ms
-    passed = _Pass()
+    passed, exposed_ms = _Pass(), 0.0
     if workers > 1:
         exchange = exchange or Exchange()
         tensors = [tensor for layer in reversed(mine.layers) for tensor in layer.tensors()]
         buckets = into_buckets(tensors, exchange.bucket_bytes, exchange.bucket_bytes)
         passed = _exchanged(buckets, exchange, link, workers)
-    alone = step.of(global_size, micro_batches)
-    alone_ms = (
-        alone.micro_batches * sum(layer.forward_ms + layer.backward_ms for layer in alone.layers)
-        + alone.rest_ms
-    )
-    exposed_ms = passed.total_ms - backward if workers > 1 else 0.0
-    step_ms = compute_ms + exposed_ms
+        exposed_ms = passed.total_ms - sum(layer.backward_ms for layer in mine.layers)
+    step_ms = mine.compute_ms + exposed_ms
     return Estimate(
         workers,
         step_ms,
-        compute_ms,
+        mine.compute_ms,
         passed.communication_ms,
         passed.compression_ms,
         exposed_ms,
         passed.sent_bytes,
         passed.buckets,
-        alone_ms / step_ms,
+        step.of(global_size, micro_batches).compute_ms / step_ms,
     )
 
 
@@ -267,7 +259,7 @@ def _exchanged(buckets: Sequence[Layer], exchange: Exchange, link: Link, workers
         found.append(replace(bucket, compute_ms=computed_ms, communication_ms=sent_ms + unpack_ms))
         # Where no core is idle, unpacking takes its whole time from what computes next to it.
         beside_ms = link.taken * sent_ms + (unpack_ms if link.taken else 0.0)
-    total_ms = pass_ms(found, overhead_ms=0.0) + answers_ms
+    total_ms = pass_ms(found) + answers_ms
     sent_bytes = sum(bucket.sent_bytes for bucket in buckets)
     return _Pass(total_ms, communication_ms, compression_ms, sent_bytes, len(buckets))
 
@@ -287,15 +279,14 @@ def assumed(
     examples: int,
     optimizer_passes: int,
     rates: Rates,
-    payload: Callable[[Sequence[int]], float] | None = None,
+    payload: Payload,
 ) -> Step:
     """Returns a step of a model that no one has measured: arithmetic and bytes by their rates.
 
     Matrix products are those of the model's family (`FlopCount`), backward twice the forward pass, the same
     in every layer. Embeddings look up rows, and their gradient is dense: written and read once. The rest is
     an optimizer step, which moves the parameters' bytes `optimizer_passes` times. Data, kernels that are not
-    matrix products and all else are left out, so a real step takes longer. `payload`: bytes sent of a
-    gradient, by its shape; None = its own, fp32.
+    matrix products and all else are left out, so a real step takes longer.
     """
     if min(rates.tflops, rates.bandwidth_gb_s) <= 0:
         raise ValueError(
@@ -326,21 +317,15 @@ def _cost(
     forward_ms: float,
     backward_ms: float,
     shapes: Sequence[tuple[int, ...]],
-    payload: Callable[[Sequence[int]], float] | None,
+    payload: Payload,
 ) -> LayerCost:
     gradients = _gradients(shapes, payload)
     size = sum(gradient.size_bytes for gradient in gradients)
     return LayerCost(name, forward_ms, backward_ms, size, gradients)
 
 
-def _gradients(
-    shapes: Sequence[tuple[int, ...]], payload: Callable[[Sequence[int]], float] | None
-) -> tuple[Gradient, ...]:
-    sizes = [4 * math.prod(shape) for shape in shapes]
-    return tuple(
-        Gradient(size, size if payload is None else payload(shape))
-        for size, shape in zip(sizes, shapes, strict=True)
-    )
+def _gradients(shapes: Sequence[tuple[int, ...]], payload: Payload) -> tuple[Gradient, ...]:
+    return tuple(Gradient(FP32_BYTES * math.prod(shape), payload(shape)) for shape in shapes)
 
 
 def step_of(times: StepTimes, parallel: Parallel) -> Step:
@@ -363,15 +348,15 @@ def gradients(layer: LayerTime, parallel: Parallel) -> tuple[Gradient, ...]:
     return tuple(Gradient(math.prod(shape) * size, sent(shape)) for shape in layer.shapes)
 
 
-def payload_of(parallel: Parallel, element_bytes: int = FP32_BYTES) -> Callable[[Sequence[int]], float]:
+def payload_of(parallel: Parallel, element_bytes: int = FP32_BYTES) -> Payload:
     traits = parallel.compression_info
     return lambda shape: traits.payload(shape, element_bytes, parallel)
 
 
 def link_of(cost: ExchangeCost) -> Link:
-    return Link.measured(
-        cost.workers, message_ms=cost.message_ms, ms_per_mib=cost.ms_per_mib, taken=cost.taken
-    )
+    """Returns the link on which exchanges between at least 2 workers take what was measured."""
+    turns = 2 * (cost.workers - 1)
+    return Link(turns / cost.workers * MIB / 1e6 / cost.ms_per_mib, cost.message_ms / turns, cost.taken)
 
 
 def exchange_of(parallel: Parallel, cost: CompressionCost | None) -> Exchange:

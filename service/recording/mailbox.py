@@ -9,7 +9,7 @@ from typing import Literal
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
 from trainers.errors import FailureClass
-from trainers.reporting import Clock, StopReason
+from trainers.reporting import RunHistory, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Turn:
     config: RunConfig
     shape: Shape
     isolated: bool  # Its processes serve no other run
+    starts_node: bool = False  # Whether it waits for a node that Ray starts for it
 
     @property
     def name(self) -> str:
@@ -34,6 +35,7 @@ class Ready:
 
     placement: str | None  # Ray's id of the devices that they hold
     at_s: float  # Unix time of the first such report; reused processes repeat it
+    nodes: tuple[str | None, ...] = ()  # Ray's ids of the nodes that they run on
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Assignment:
 
     turn: Turn
     attempt: int
-    clock: Clock = field(default_factory=Clock)
+    history: RunHistory = field(default_factory=RunHistory)
 
     @property
     def run_id(self) -> int:
@@ -51,9 +53,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The driver's answer to `Ready`; None = the run should no longer be trained."""
+    """The driver's answer to `Ready`; None = the run should no longer be trained, or not there."""
 
     assignment: Assignment | None
+    leaves: bool = False  # Whether the processes end as well, because their node is going
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from service.db.errors import OutOfRange
 from service.domain.events import EventKind
 from service.domain.process_metrics import MetricBuffer
 from service.recording.spool import Spool, SpoolReader, append_line, left_behind, rejected_file, spooled_bytes
-from service.store import Conflict, NotFound, OutOfRange, RecordBatch, StaleAttempt, Store, StoreError
+from service.store import Conflict, NotFound, RecordBatch, StaleAttempt, Store, StoreError
 from service.store.base import storable
 from trainers.reporting import StopReason
 
@@ -38,6 +39,7 @@ GATHER_S = 0.05  # How long the writer waits for further reports to put into the
 RETRY_S = 1.0  # Pause between attempts to reach a database that is unavailable
 FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
 _REPLAY_REPORTS = 500
+_LOOK_S = 0.05  # How often it is looked whether spooled points are stored
 _MOST_SPLITS = 100  # How often a batch that the database refuses is halved to find the rows that it refuses
 
 
@@ -151,7 +153,15 @@ class Recorder:
         """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
         return self._trouble
 
+    def wait_until_stored(self, timeout_s: float) -> str | None:
+        """Waits until no points of any attempt are left on the node's disk; returns why some are, or None."""
+        deadline = time.monotonic() + timeout_s
+        while (trouble := self._trouble) is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return trouble
+
     def close(self) -> None:
+        """Ends the writing thread; whoever opened the store closes it."""
         with self._lock:
             self._closing = True
             self._lock.notify()
@@ -165,7 +175,6 @@ class Recorder:
         if self._store is not None:
             with contextlib.suppress(StoreError):
                 self._store.process_metrics.drop_gauges(self._source)
-            self._store.close()
 
     def _answer(self, report: Report) -> Acknowledgement:
         stop = self._stop_all or self._stop_attempts.get((report.run_id, report.attempt))

@@ -25,6 +25,7 @@ class ClaimRequest:
     lease_s: float
     limit: int  # Most experiments that it gets
     max_active: int | None  # Most that may be starting or running in the pool; None = no such limit
+    job: str | None  # Ray job that carries their drivers; None = each gets one of its own
     among: tuple[int, ...] | None  # Only these, in this order; None = any, in the order of claims
 
 
@@ -90,15 +91,16 @@ def _take(
     connection: Connection, chosen: Mapping[int, ClaimRequest], now: float, at_s: float
 ) -> dict[int, Experiment]:
     """queued -> starting for each experiment and its claim; leaves out those that can no longer be taken."""
-    leases: dict[tuple[str, float], list[int]] = {}
+    leases: dict[tuple[str, float, str | None], list[int]] = {}
     for id, claim in chosen.items():
-        leases.setdefault((claim.scheduler, claim.lease_s), []).append(id)
+        leases.setdefault((claim.scheduler, claim.lease_s, claim.job), []).append(id)
     claimed: dict[int, Experiment] = {}
     one_statement = connection.dialect.name == "postgresql"
-    for (scheduler, lease_s), ids in leases.items():
+    for (scheduler, lease_s, job), ids in leases.items():
+        lease = {"scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "job": job}
         rows = connection.execute(
             queue_statements.CLAIM_AND_NOTE if one_statement else queue_statements.CLAIM,
-            {"ids": ids, "scheduler": scheduler, "until": now + lease_s, "lease": lease_s, "now": at_s},
+            {"ids": ids, "now": at_s, **lease},
         ).mappings()
         claimed.update((row["id"], Experiment.from_row(row)) for row in rows)
     if claimed and not one_statement:

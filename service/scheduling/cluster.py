@@ -5,8 +5,10 @@ The scheduler writes the snapshot; the API and the preview read it, so that neit
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from service.config.document import Problem, SpecError
@@ -21,24 +23,70 @@ CPU = "CPU"
 MEMORY = "memory"  # In bytes; these are Ray's names of resources
 ACCELERATOR = "accelerator_type:"  # Beginning of Ray's resources that a node has for its model of accelerator
 NODE_ID = "ray.io/node-id"  # Label that Ray gives each node
-_GIB = 1 << 30
+NODE_STATES = ("alive", "draining", "drained", "lost")
+GIB = 1 << 30
+_DEVICES = frozenset({CPU, *(kind.ray_resource for kind in DEVICE_KINDS.values())})
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode(Serializable):
     """One node of the cluster."""
 
-    id: str  # Ray's id of the node
-    name: str  # Host name or address
+    id: str  # Ray's id of the node; empty = it can come
+    name: str  # Host name or address; of one that can come, its group
     alive: bool  # Whether it answers Ray
     resources: dict[str, float]  # All that it has, by Ray resource name
     available: dict[str, float]  # What of that is free
     labels: dict[str, str] = field(default_factory=dict)  # What it is called, by Ray label name
+    draining: bool = False  # Whether it is about to go: it starts nothing more
+    drain_deadline_s: float | None = None  # When it goes, Unix time; null when that is not known
+    message: str | None = None  # Why it has gone, as Ray puts it; null while it is there
+
+    @property
+    def stays(self) -> bool:
+        return self.alive and not self.draining
+
+    @property
+    def departure(self) -> str:
+        """Returns in words that it is gone or about to go."""
+        if not self.alive:
+            return f"node {self.name} was {self.state}"
+        at = self.drain_deadline_s
+        when = "" if at is None else f", and goes at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+        return f"node {self.name} is draining{when}"
 
     def has(self, labels: Mapping[str, str]) -> bool:
-        return self.alive and all(
+        return self.stays and all(
             (self.id if name == NODE_ID else self.labels.get(name)) == value for name, value in labels.items()
         )
+
+    @property
+    def state(self) -> str:
+        if self.alive:
+            return "draining" if self.draining else "alive"
+        return "drained" if self.draining else "lost"
+
+    @property
+    def devices(self) -> dict[str, tuple[float, float]]:
+        """Returns CPUs and accelerators by kind, such as `A100`: all, and those that are free."""
+        if not self.alive:
+            return {}
+        marks = (name.removeprefix(ACCELERATOR) for name in self.resources if name.startswith(ACCELERATOR))
+        model = next(marks, None)
+        return {
+            CPU if name == CPU else model or name: (total, self.available.get(name, total))
+            for name, total in self.resources.items()
+            if name in _DEVICES
+        }
+
+    @property
+    def pin(self) -> dict[str, str]:
+        return {NODE_ID: self.id} if self.id else {}
+
+    @property
+    def left(self) -> ClusterNode:
+        """Returns the node with only what is free of it."""
+        return replace(self, resources={**self.resources, **self.available})
 
     @property
     def idle(self) -> bool:
@@ -47,19 +95,65 @@ class ClusterNode(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class NodesToCome(Serializable):
+    """Nodes of one group that the autoscaler of a pool can start besides those that are there."""
+
+    group: str  # Name of the group
+    hardware: str  # Name in the catalogue
+    devices: int  # Devices of each
+    count: int  # How many more can come
+    declared_s: float  # How long one takes to start, as declared
+    started_s: tuple[float, ...]  # How long the last ones have taken
+    resources: dict[str, float]  # What each has, by Ray resource name
+    labels: dict[str, str]  # What each is called, by Ray label name
+
+    @property
+    def start_s(self) -> float:
+        return statistics.median(self.started_s) if self.started_s else self.declared_s
+
+    @property
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        return (ClusterNode("", self.group, True, self.resources, {}, self.labels),) * self.count
+
+    @property
+    def node_in_words(self) -> str:
+        minutes = max(1, round(self.start_s / 60.0))
+        return f"a node of {self.devices} {self.hardware}, about {minutes} minute{'s' * (minutes > 1)}"
+
+    @property
+    def words(self) -> str:
+        return f"starts {self.node_in_words}"
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSnapshot(Serializable):
     at_s: float
     reachable: bool  # Whether Ray answered
     dashboard_url: str | None
     nodes: tuple[ClusterNode, ...]
+    to_come: tuple[NodesToCome, ...] = ()  # What the pool's autoscaler can start besides
+
+    @property
+    def possible(self) -> tuple[ClusterNode, ...]:
+        """Returns the nodes, and after them those that can come."""
+        return self.nodes + tuple(node for each in self.to_come for node in each.nodes)
+
+    def to_start(
+        self, amounts: Mapping[str, float], labels: Mapping[str, str], workers: int
+    ) -> NodesToCome | None:
+        """Returns what starts for workers that wait; None = they fit into what is free, or nothing can."""
+        able = [each for each in self.to_come if FreeRoom(each.nodes).holds(amounts, labels, 1)]
+        if not able or FreeRoom([node.left for node in self.nodes]).holds(amounts, labels, workers):
+            return None
+        return able[0]
 
     @property
     def totals(self) -> dict[str, float]:
-        return _sum(node.resources for node in self.nodes if node.alive)
-
-    @property
-    def available(self) -> dict[str, float]:
-        return _sum(node.available for node in self.nodes if node.alive)
+        total: dict[str, float] = {}
+        for node in self.nodes:
+            for name, amount in node.resources.items() if node.stays else ():
+                total[name] = total.get(name, 0.0) + amount
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +168,8 @@ class Pool(Serializable):
     reachable: bool  # Whether Ray answered
     dashboard_url: str | None  # Ray's dashboard, for people; null when there is none
     nodes: tuple[ClusterNode, ...]  # Its nodes, as Ray lists them
-    totals: dict[str, float]  # Sum over living nodes, by Ray resource name
+    totals: dict[str, float]  # Sum over living nodes that are not draining, by Ray resource name
+    to_come: tuple[NodesToCome, ...]  # Nodes that its autoscaler can start besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +184,8 @@ class Cluster(Pool):
         return cls(**{field.name: getattr(first, field.name) for field in fields(Pool)}, pools=tuple(pools))
 
 
-def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
-
-
 def devices_of(hardware: Hardware, nodes: Iterable[ClusterNode]) -> float:
-    """Returns how many devices of a kind the nodes that are alive have."""
+    """Returns how many devices of a kind the nodes have that are alive and not draining."""
     name = hardware.resource or hardware.kind.ray_resource or CPU
     marks = [f"{ACCELERATOR}{hardware.accelerator_type}"] if hardware.accelerator_type else []
     able = (
@@ -121,7 +208,7 @@ def worker_resources(spec: ExperimentSpec, catalogue: Mapping[str, Hardware] = C
     if hardware.resource is not None:
         wanted[hardware.resource] = share
     if spec.resources.memory_gib_per_worker is not None:
-        wanted[MEMORY] = spec.resources.memory_gib_per_worker * _GIB
+        wanted[MEMORY] = spec.resources.memory_gib_per_worker * GIB
     return wanted
 
 
@@ -140,7 +227,11 @@ def exclusive_holds(
 
     On CPUs its workers hold a node's CPUs in equal parts; where no node is large enough for all of them, each
     holds a node of its own. With accelerators, each worker holds its device's share of the node's CPUs.
+    Nodes that can come count where none that is there could hold it.
     """
+    there = [node for node in nodes if node.id]
+    if len(there) < len(nodes) and (holds := exclusive_holds(spec, there, catalogue)):
+        return holds
     hardware = lookup(spec.hardware, catalogue)
     wanted = worker_resources(spec, catalogue)
     able = [node for node in nodes if node.has(hardware.labels) and _places(node.resources, wanted)]
@@ -152,7 +243,9 @@ def exclusive_holds(
             found += _whole_nodes(workers, wanted, hardware.labels, ordered)
         else:
             found += _devices_with_cpus(workers, wanted, hardware.labels, ordered, device)
-    return tuple(found)
+    if len(there) == len(nodes):
+        return tuple(found)
+    return tuple(hold for number, hold in enumerate(found) if hold not in found[:number])
 
 
 def holds_of(
@@ -173,7 +266,7 @@ def _whole_nodes(
         cpus = int(node.resources[CPU])
         each = {**wanted, CPU: float(cpus // workers)}
         if cpus % workers == 0 and each[CPU] >= wanted[CPU] and _places(node.resources, each) >= workers:
-            found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+            found.append(Hold(workers, each, {**labels, **node.pin}))
     if found or workers == 1:
         return found
     # Only the largest nodes have room for one that takes all their CPUs, and none has room for two.
@@ -192,14 +285,15 @@ def _devices_with_cpus(
     device: str,
 ) -> list[Hold]:
     shares = {
-        node.id: max(wanted[CPU], float(node.resources[CPU] // node.resources[device])) for node in nodes
+        node.id or node.name: max(wanted[CPU], float(node.resources[CPU] // node.resources[device]))
+        for node in nodes
     }
     found = []
     if len(set(shares.values())) > 1:
         for node in nodes:
-            each = {**wanted, CPU: shares[node.id]}
+            each = {**wanted, CPU: shares[node.id or node.name]}
             if _places(node.resources, each) >= workers:
-                found.append(Hold(workers, each, {**labels, NODE_ID: node.id}))
+                found.append(Hold(workers, each, {**labels, **node.pin}))
     if not found and shares:
         each = {**wanted, CPU: max(shares.values())}
         if sum(_places(node.resources, each) for node in nodes) >= workers:
@@ -226,24 +320,29 @@ def at_a_time(
 def unsatisfiable(
     spec: ExperimentSpec, snapshot: ClusterSnapshot | None, catalogue: Mapping[str, Hardware] = CATALOGUE
 ) -> str | None:
-    """Returns why the present cluster could never run a resolved spec, even when idle; None = it could.
+    """Returns why the cluster could never run a resolved spec, even when idle; None = it could.
 
-    What is not known (no snapshot, Ray unreachable) is not held against the spec.
+    Nodes that can come count as those that are there. What is not known (no snapshot, Ray unreachable) is not
+    held against the spec.
     """
     if snapshot is None or not snapshot.reachable:
         return None
     wanted = worker_resources(spec, catalogue)
     fewest = spec.worker_numbers[-1]
     labels = lookup(spec.hardware, catalogue).labels
-    nodes = [node.resources for node in snapshot.nodes if node.has(labels)]
-    if not any(node.alive for node in snapshot.nodes):
-        return "the cluster has no live node"
+    possible = snapshot.possible
+    nodes = [node.resources for node in possible if node.has(labels)]
+    going = [node.departure for node in snapshot.nodes if node.alive and node.draining]
+    without = f" ({'; '.join(going)})" if going else ""
+    if not any(node.stays for node in possible):
+        return f"the cluster has no live node{without}"
     if not nodes:
         shown = ", ".join(f"{name}={value}" for name, value in labels.items())
-        return f"no node has hardware {spec.hardware} (Ray label {shown}); label a node with it, or add one"
+        fix = "label a node with it, or add one"
+        return f"no node has hardware {spec.hardware} (Ray label {shown}){without}; {fix}"
     places = sum(_places(node, wanted) for node in nodes)
     if places >= fewest:
-        if spec.measure != "exclusive" or exclusive_holds(spec, snapshot.nodes, catalogue):
+        if spec.measure != "exclusive" or exclusive_holds(spec, possible, catalogue):
             return None
         most = max(node.get(CPU, 0.0) for node in nodes)
         return (
@@ -314,7 +413,7 @@ def in_words(amounts: Mapping[str, float]) -> str:
     words = []
     for name, amount in amounts.items():
         if name == MEMORY:
-            words.append(f"{amount / _GIB:g} GiB memory")
+            words.append(f"{amount / GIB:g} GiB memory")
         elif name in (CPU, *(kind.ray_resource for kind in DEVICE_KINDS.values())):
             words.append(f"{amount:g} {name}{'' if amount == 1 else 's'}")
         else:

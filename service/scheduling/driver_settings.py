@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import uuid
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def write(settings: Settings) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     document = settings.model_dump(mode="json", exclude=set(_NOT_FOR_DRIVERS)) | {
         "data_dir": str(folder),
+        "cache_dir": str(settings.resolved_cache_dir()),
         "spool_dir": None if settings.spool_dir is None else str(settings.spool_dir.resolve()),
         "database_url": settings.driver_database_url or settings.resolved_database_url(),
         "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
@@ -52,4 +54,10 @@ def write(settings: Settings) -> Path:
 
 def read(path: Path) -> Settings:
     """Returns the settings as written; the reader's environment does not change them."""
-    return Settings.model_validate(json.loads(path.read_text()))
+    try:
+        return Settings.model_validate(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise SystemExit(
+            f"{path}, which the scheduler writes, is not on node {socket.gethostname()}: STILLHOUSE_DATA_DIR "
+            "must be a folder that the scheduler and all nodes share (docs/operations.md)"
+        ) from None

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.config.hardware import find
+from service.config.hardware import find, lookup
 from service.db import schema, share_statements, statements
 from service.domain.access import DEFAULT_POOL, EVERYTHING, Visibility
 from service.domain.records import Experiment
@@ -22,7 +22,7 @@ from service.fairness.standings import Division
 from service.fairness.state import Capacity, Claimant, Demand, Handover, Lane, ProjectTerms, Usage
 from service.scheduling.cluster import ClusterSnapshot, devices_of
 from service.scheduling.queue import clusters_in
-from service.scheduling.situation import SituationReader, usage_by_user
+from service.scheduling.situation import BudgetWatch, SituationReader, usage_by_user
 from service.specs.project_limits import ProjectLimits
 from service.store import Store
 
@@ -37,10 +37,13 @@ class FairPass:
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
         self._store = store
         self._pool = pool
+        self._catalogue = store.settings.catalogue()
         self._reader = SituationReader(store, pool)
         self._charged_s = float("-inf")
         self._division: Division | None = None
         self._in_figures: set[str] = set()
+        self.lacking: frozenset[str] = frozenset()
+        """Hardware of which experiments may hold more than there is: nodes start for them."""
 
     @property
     def budgets_left(self) -> Mapping[tuple[str, str], float]:
@@ -74,6 +77,7 @@ class FairPass:
         if following := waiting[: max(0, places - len(chosen))]:
             claimed = [each for each in claimants if each in at_work or each.id in following]
             division = divide(replace(seen.situation, claimants=claimed))
+        self.lacking = self._beyond(allowed, cluster)
         self._put(self._rows(claimants, allowed, terms, division.handovers()))
         self._reader.budgets.tell()
         self._charge()
@@ -90,6 +94,16 @@ class FairPass:
         errors = self._division.share_errors()
         self._in_figures |= errors.keys()
         return dict.fromkeys(self._in_figures, 0.0) | errors
+
+    def _beyond(self, allowed: Mapping[tuple[int, str], float], cluster: ClusterSnapshot) -> frozenset[str]:
+        devices: defaultdict[str, float] = defaultdict(float)
+        for (_, name), count in allowed.items():
+            devices[name] += count
+        return frozenset(
+            name
+            for name, count in (devices.items() if cluster.to_come else ())
+            if count > devices_of(lookup(name, self._catalogue), cluster.nodes)
+        )
 
     def _has_some(self, id: int, allowed: Mapping[tuple[int, str], float]) -> bool:
         """Returns whether an experiment may hold something; without runs to start it ends by itself."""
@@ -319,13 +333,16 @@ def shares(store: Store, visible: Visibility = EVERYTHING) -> list[Share]:
         for row in connection.execute(share_statements.HELD_BY_EVERYBODY):
             part = lanes[Lane(row.pool, row.hardware)][row.project][row.owner]
             part.devices, part.usd_per_hour = float(row.devices), float(row.usd_per_hour)
+        settings = {row.name: row.settings for row in connection.execute(share_statements.PROJECT_SETTINGS)}
+        weights = {name: ProjectLimits.model_validate(each).weight for name, each in settings.items()}
+        spent = BudgetWatch(store).holds(connection, settings, now_s)
+        weights |= dict.fromkeys(spent, 0.0)
         for wanted in connection.execute(share_statements.WANTED_BY_EVERYBODY):
-            lanes[Lane(wanted.pool, wanted.hardware)][wanted.project][wanted.owner].waits = True
+            if wanted.project not in spent:
+                lanes[Lane(wanted.pool, wanted.hardware)][wanted.project][wanted.owner].waits = True
         for (project, owner, lane), usage in usage_by_user(connection).items():
             if lane in lanes and project in lanes[lane]:
                 lanes[lane][project][owner].used_usd = decayed(usage, now_s)
-        documents = connection.execute(share_statements.PROJECT_SETTINGS)
-        weights = {row.name: ProjectLimits.model_validate(row.settings).weight for row in documents}
         clusters = clusters_in(connection)
     found: list[Share] = []
     for lane, projects in sorted(lanes.items()):
@@ -338,7 +355,7 @@ def _usd_per_hour(store: Store, lane: Lane, clusters: Mapping[str, ClusterSnapsh
     if hardware is None or lane.pool not in clusters:
         return 0.0
     prices = Capacity({}, {lane.hardware: hardware.price_usd_per_hour})
-    return devices_of(hardware, clusters[lane.pool].nodes) * prices.price(lane.hardware)
+    return devices_of(hardware, clusters[lane.pool].possible) * prices.price(lane.hardware)
 
 
 def _of_lane(

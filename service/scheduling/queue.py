@@ -7,6 +7,7 @@ priority, then fair share (the owner with the fewest experiments starting or run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -74,6 +75,11 @@ class Lease:
     lapsed: bool
     withdrawn: bool  # It can no longer be renewed: its job is to be stopped, and its attempt ended
     silent_s: float | None  # Since it was first adopted, without a renewal; None = it never was adopted
+
+    @property
+    def submission_id(self) -> str:
+        assert self.experiment.submission_id is not None  # A claim sets it.
+        return self.experiment.submission_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +174,18 @@ class Queue:
         lease_s: float,
         limit: int = 1,
         max_active: int | None = None,
+        job: str | None = None,
         among: Sequence[int] | None = None,
     ) -> list[Experiment]:
         """queued -> starting for the next experiments, each under a new attempt and a lease.
 
         The attempt and its submission id are committed before anything is started under them. `max_active`:
         claim no more than leads to this many starting or running in the pool, over all its schedulers.
-        `among`: only these, in this order.
+        `job`: the Ray job that carries their drivers, or else each gets one of its own. `among`: only these,
+        in this order.
         """
         chosen = None if among is None else tuple(among)
-        return self._group(ClaimRequest(storable(scheduler), lease_s, limit, max_active, chosen))
+        return self._group(ClaimRequest(storable(scheduler), lease_s, limit, max_active, job, chosen))
 
     def _claim_group(self, take: Callable[[], list[ClaimRequest]]) -> list[list[Experiment] | BaseException]:
         def body(connection: Connection) -> list[list[Experiment]]:
@@ -304,6 +312,11 @@ class Queue:
                 for experiment, reason in at_work
             ],
         )
+
+    def waiting_for_capacity(self) -> dict[str, int]:
+        """Returns how many experiments at work have runs that wait for capacity, by pool."""
+        with self._database.read() as connection:
+            return Counter(experiment.pool for experiment, _ in _waiting_at_work(connection))
 
     def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
         """Returns where one waiting experiment stands; raises `NotFound` if it does not wait."""
@@ -439,6 +452,7 @@ def pools_of(
                 dashboard_url=cluster.dashboard_url,
                 nodes=cluster.nodes,
                 totals=cluster.totals,
+                to_come=cluster.to_come,
             )
         )
     return pools

@@ -7,9 +7,10 @@ cannot do its work at present: neither is ever a statement about a job.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _LOG_BYTES = 20_000
+_FEW = 32  # So many jobs are asked about one by one
+_GCS_PORT = 6379  # Ray's default
+_GCS_TIMEOUT_S = 2.0
+_GCS_AGAIN_S = 60.0  # How long the GCS is left alone after it did not answer
 _REFUSALS = frozenset({400, 422})
 _NO_AGENT = "No available agent"
 _RELAYED = re.compile(r"Request failed with status code (\d{3})")
@@ -68,6 +73,8 @@ class DashboardRayJobs:
     def __init__(self, dashboard_url: str) -> None:
         self.dashboard_url = dashboard_url.rstrip("/")
         self._client: Any = None
+        self._gcs: Any = None
+        self._gcs_away_s = float("-inf")
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Starts a job; does nothing when that id is already known, whatever became of it.
@@ -92,11 +99,20 @@ class DashboardRayJobs:
     def status(self, submission_id: str) -> RayJob | None:
         """Returns None if Ray knows no job of that id."""
         found = self._ask("get_job_info", submission_id)
-        if found is None:
-            return None
-        return RayJob(
-            submission_id, JobState(str(found.status)), _last_line(found.message or ""), found.metadata or {}
-        )
+        return None if found is None else _as_job(found)
+
+    def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
+        """Returns those of the jobs that Ray knows, by id."""
+        if len(submission_ids) <= _FEW:
+            # Ray's list has every job since its head started, and grows with them.
+            asked = {id: self.status(id) for id in submission_ids}
+            return {id: job for id, job in asked.items() if job is not None}
+        try:
+            details = self._call("list_jobs")
+        except _Answer as answer:
+            raise answer.unavailable() from None
+        wanted = set(submission_ids)
+        return {job.submission_id: _as_job(job) for job in details if job.submission_id in wanted}
 
     def stop(self, submission_id: str) -> None:
         """Asks a job to end; does nothing when it has ended or is not known."""
@@ -111,6 +127,7 @@ class DashboardRayJobs:
         try:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
             usage = _usage(self._get("/api/cluster_status"))
+            drains = self._drain_notices(nodes)
         except (RayUnreachable, _Answer) as error:
             logger.warning("the cluster cannot be inspected: %s", error)
             return ClusterSnapshot(at_s, False, self.dashboard_url, ())
@@ -129,10 +146,43 @@ class DashboardRayJobs:
                         for name, amount in (node["resources_total"] or {}).items()
                     },
                     labels=node.get("labels") or {},
+                    draining=node["node_id"] in drains,
+                    drain_deadline_s=drains.get(node["node_id"]),
+                    message=node.get("state_message"),
                 )
                 for node in nodes
             ),
         )
+
+    def _drain_notices(self, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, float | None]:
+        """Returns when nodes that are draining go, in Unix seconds by Ray's id; None = no deadline is set.
+
+        The dashboard does not show them, so the head's GCS is asked; not by Ray's own client, which ends its
+        process when the GCS is away.
+        """
+        import grpc
+        from ray._private.grpc_utils import init_grpc_channel
+        from ray.core.generated.gcs_service_pb2 import GetDrainingNodesRequest
+        from ray.core.generated.gcs_service_pb2_grpc import NodeResourceInfoGcsServiceStub
+
+        if time.monotonic() - self._gcs_away_s < _GCS_AGAIN_S:
+            return {}
+        head = next((node["node_ip"] for node in nodes if node["is_head_node"]), "127.0.0.1")
+        address = os.environ.get("RAY_ADDRESS") or f"{head}:{_GCS_PORT}"
+        try:
+            if self._gcs is None:
+                self._gcs = NodeResourceInfoGcsServiceStub(init_grpc_channel(address))
+            answer = self._gcs.GetDrainingNodes(GetDrainingNodesRequest(), timeout=_GCS_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._gcs, self._gcs_away_s = None, time.monotonic()
+            logger.warning(
+                "cannot ask Ray at %s which nodes drain (set RAY_ADDRESS): %s", address, error.code()
+            )
+            return {}
+        return {
+            node.node_id.hex(): at_ms / 1e3 if (at_ms := node.draining_deadline_timestamp_ms) else None
+            for node in answer.draining_nodes
+        }
 
     def _ask(self, method: str, submission_id: str) -> Any:
         """Returns the answer about a job; None if Ray knows none of that id."""
@@ -200,6 +250,15 @@ def _client(url: str) -> Any:
             raise _Answer(response.status_code, response.text)
 
     return JobClient()
+
+
+def _as_job(found: Any) -> RayJob:
+    return RayJob(
+        found.submission_id,
+        JobState(str(found.status)),
+        _last_line(found.message or ""),
+        found.metadata or {},
+    )
 
 
 def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +13,7 @@ from service.scheduling.cluster import ACCELERATOR, CPU, ClusterNode, FreeRoom, 
 from service.specs.experiment import ExperimentSpec
 from service.specs.models import checkpoints_folder, workspace_of
 from trainers.config import Precision, RunConfig, TrainingSections
+from trainers.data.storage import Place
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 
 
@@ -90,7 +90,7 @@ def run_config(
     cpus_held: int | None = None,  # That each worker reserves and is charged for; None = as many as it uses
     settings: Settings,
     catalogue: Mapping[str, Hardware],
-    models: Mapping[str, Path] = MappingProxyType(
+    models: Mapping[str, Place] = MappingProxyType(
         {}
     ),  # Checkpoint folders by what the spec has, such as `run:12`
 ) -> RunConfig:

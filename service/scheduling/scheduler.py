@@ -1,4 +1,4 @@
-"""The scheduler: claims experiments from the queue and keeps one Ray Job alive for each.
+"""The scheduler: claims experiments from the queue and keeps the Ray Jobs alive that carry their drivers.
 
 All that a scheduler must remember is in the database: the claim commits the attempt and the job's submission
 id before anything is submitted, so whichever scheduler comes next finds the same job. How long a driver has
@@ -17,9 +17,10 @@ import socket
 import sys
 import threading
 import time
+import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from service.config import logs
 from service.config.logs import about
@@ -34,8 +35,9 @@ from service.notifications.courier import Courier
 from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.fair_pass import FairPass
+from service.scheduling.node_groups import NodeStarts
 from service.scheduling.queue import Lease, Queue
-from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayUnavailable, RayUnreachable
+from service.scheduling.ray_jobs import DashboardRayJobs, JobRefused, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.upkeep import Upkeep
 from service.store import Conflict, StaleAttempt, Store, StoreError, StoreOutage
 from trainers.errors import FailureClass
@@ -48,6 +50,7 @@ LONGEST_WAIT_S = 60.0  # Longest pause before Ray, unavailable for one experimen
 CLUSTER_EVERY_S = 5.0  # How often the cluster is looked at for the queue's reasons
 START_PATIENCE_S = 600.0  # How long Ray may take from a job's submission to its driver's first word
 FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
+HOSTS = "stillhouse-drivers-"  # Begins the names of Ray jobs that carry the drivers of several experiments
 LOOK_EVERY_S = 2.0  # How often the job of an experiment with a valid lease is looked at
 
 
@@ -86,12 +89,15 @@ class Scheduler:
         self._python = python
         self._node = socket.gethostname()
         self.name = name or f"scheduler@{self._node}:{os.getpid()}"
-        self._driver_settings: Path | None = None
         self._monotonic = store.monotonic
         self._looks: dict[tuple[int, int], _NextLook] = {}
+        self._hosts: dict[str, int] = {}  # Drivers by host, of those that this scheduler has started
+        self._hung: set[str] = set()  # Hosts that did not start a driver
         self._fair_pass = FairPass(store, queue.pool)
         self._cluster_s = float("-inf")
         self._cluster: ClusterSnapshot | None = None
+        groups = settings.node_groups().get(queue.pool, {})
+        self._starts = NodeStarts(groups, settings.catalogue(), queue.cluster(), store.monotonic)
         self._heartbeat_s = float("-inf")
         self._figures_s = float("-inf")
         self.figures = MetricBuffer()  # What this scheduler measures, until it is stored
@@ -127,7 +133,7 @@ class Scheduler:
             self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
             self._heartbeat_s = now
         if now - self._cluster_s >= CLUSTER_EVERY_S:
-            snapshot = self._jobs.cluster(self._store.clock())
+            snapshot = self._starts.look(self._jobs.cluster(self._store.clock()))
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._cluster = now, snapshot if snapshot.reachable else None
             self.figures.gauge("stillhouse_ray_up", float(snapshot.reachable), pool=self._queue.pool)
@@ -135,14 +141,17 @@ class Scheduler:
         leases = self._queue.leases()
         current = {_key(lease.experiment) for lease in leases}
         self._looks = {key: look for key, look in self._looks.items() if key in current}
+        drivers = Counter(lease.submission_id for lease in leases if lease.submission_id.startswith(HOSTS))
+        self._hosts = {name: drivers[name] for name in self._hosts}
         try:
-            for lease in leases:
-                self._look_when_due(lease, now, did)
+            self._look_at_jobs(leases, now, did)
             if self._cluster is None:
                 raise RayUnreachable("Ray is unreachable; nothing is claimed until it is back")
             active = [lease.experiment for lease in leases if lease.experiment.id not in did.ended]
             places = self._settings.max_concurrent_experiments - len(active)
-            self._claim(self._fair_pass.divide(self._cluster, active, places), now, did)
+            chosen = self._fair_pass.divide(self._cluster, active, places)
+            self._starts.want(self._fair_pass.lacking)
+            self._claim(chosen, now, did)
         except RayUnreachable as error:
             logger.warning("%s", error)
             did.ray_away = True
@@ -164,17 +173,28 @@ class Scheduler:
             self.figures.put_back(rows)
             raise
 
-    def _look_when_due(self, lease: Lease, now: float, did: Pass) -> None:
-        key = _key(lease.experiment)
-        following = self._looks.get(key, _NextLook(now))
-        if now < following.at_s and (following.pause_s or not (lease.lapsed or lease.withdrawn)):
-            return
+    def _look_at_jobs(self, leases: Sequence[Lease], now: float, did: Pass) -> None:
+        due = [lease for lease in leases if self._is_due(lease, now)]
         try:
-            with about(experiment=lease.experiment.id, experiment_attempt=lease.experiment.attempt):
-                self._look_after(lease, did)
-            self._looks[key] = _NextLook(now + LOOK_EVERY_S)
+            # After the leases were read: a job of theirs that is missing now was never submitted, or is lost.
+            jobs = self._jobs.known(list({lease.submission_id for lease in due if not lease.withdrawn}))
         except RayUnavailable as error:
-            self._wait(lease.experiment, error, now, did)
+            for lease in due:
+                self._wait(lease.experiment, error, now, did)
+            return
+        # At the same times for all, so that one call is for all.
+        following = _NextLook((now // LOOK_EVERY_S + 1.0) * LOOK_EVERY_S)
+        for lease in due:
+            try:
+                with about(experiment=lease.experiment.id, experiment_attempt=lease.experiment.attempt):
+                    self._look_after(lease, jobs.get(lease.submission_id), did)
+                self._looks[_key(lease.experiment)] = following
+            except RayUnavailable as error:
+                self._wait(lease.experiment, error, now, did)
+
+    def _is_due(self, lease: Lease, now: float) -> bool:
+        following = self._looks.get(_key(lease.experiment), _NextLook(now))
+        return now >= following.at_s or (not following.pause_s and (lease.lapsed or lease.withdrawn))
 
     def _wait(self, experiment: Experiment, error: RayUnavailable, now: float, did: Pass) -> None:
         """Asks Ray again later, for this experiment alone: what it cannot do for one it may do for others."""
@@ -198,12 +218,15 @@ class Scheduler:
             # One at a time: what is claimed is submitted before the next is taken, so that a
             # cluster that goes away holds up one experiment and not all.
             started_s = time.perf_counter()
+            host = self._host()
             claimed = self._queue.claim(
-                self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit, among=chosen
+                self.name, lease_s=self._settings.lease_s, limit=1, max_active=limit, job=host, among=chosen
             )
             if not claimed:
                 return
             (experiment,) = claimed
+            if host is not None:
+                self._hosts[host] = self._hosts.get(host, 0) + 1
             self.figures.observe("stillhouse_claim_seconds", time.perf_counter() - started_s)
             waited_s = max(0.0, self._store.clock() - max(experiment.queued_s, experiment.not_before_s))
             self.figures.observe("stillhouse_queue_wait_seconds", waited_s, project=experiment.project)
@@ -217,38 +240,51 @@ class Scheduler:
                 return
 
     def _submit(self, experiment: Experiment, did: Pass) -> None:
-        assert experiment.submission_id is not None
-        if self._driver_settings is None:
-            self._driver_settings = driver_settings.write(self._settings)
-        entrypoint = shlex.join(
-            [
-                *(self._python, "-m", "service.driving.driver"),
-                *("--experiment", str(experiment.id), "--attempt", str(experiment.attempt)),
-                *("--settings", str(self._driver_settings), "--name", experiment.name),
-            ]
-        )
-        metadata = {
-            "job_name": experiment.name,
-            "owner": experiment.owner,
-            "experiment": str(experiment.id),
-            "attempt": str(experiment.attempt),
-        }
+        job = experiment.submission_id
+        assert job is not None
+        settings = ("--settings", str(driver_settings.write(self._settings)))
+        if job.startswith(HOSTS):
+            command = ["-m", "service.driving.host", "--name", job, *settings]
+            metadata = {"job_name": "drivers"}
+        else:
+            ids = ("--experiment", str(experiment.id), "--attempt", str(experiment.attempt))
+            command = ["-m", "service.driving.driver", *ids, *settings, "--name", experiment.name]
+            metadata = {
+                "job_name": experiment.name,
+                "owner": experiment.owner,
+                "experiment": str(experiment.id),
+                "attempt": str(experiment.attempt),
+            }
         try:
-            self._jobs.submit(experiment.submission_id, entrypoint, metadata=metadata)
+            self._jobs.submit(job, shlex.join([self._python, *command]), metadata=metadata)
         except JobRefused as error:
             self._end(experiment, f"Ray refused the job: {error}", did)
             return
         did.submitted += (experiment.id,)
-        logger.info("submitted %s (%s)", experiment.submission_id, experiment.name)
+        logger.info("submitted experiment %d (%s) to %s", experiment.id, experiment.name, job)
 
-    def _look_after(self, lease: Lease, did: Pass) -> None:
+    def _host(self) -> str | None:
+        """Returns the Ray job whose process forks the next driver; None = the driver gets a job of its own.
+
+        Full hosts come first, so that the others have a chance to end. Those of other schedulers get no more:
+        they may have been started by another release, or with other settings.
+        """
+        most = self._settings.drivers_per_host
+        if most == 1:
+            return None
+        for name in sorted(self._hosts.keys() - self._hung, key=self._hosts.__getitem__, reverse=True):
+            if self._hosts[name] < most:
+                job = self._jobs.status(name)
+                if job is not None and not job.state.ended:
+                    return name
+                del self._hosts[name]
+        return f"{HOSTS}{uuid.uuid4().hex[:8]}"
+
+    def _look_after(self, lease: Lease, job: RayJob | None, did: Pass) -> None:
         experiment, lapsed = lease.experiment, lease.lapsed
         if lease.withdrawn:
             self._stop(experiment, did)  # Its scheduler died, or Ray was away.
-            return
-        assert experiment.submission_id is not None
-        job = self._jobs.status(experiment.submission_id)
-        if job is None and experiment.state is ExperimentState.starting:
+        elif job is None and experiment.state is ExperimentState.starting:
             # Claimed, and never submitted: the scheduler that claimed it died, or Ray was away.
             if not lapsed and experiment.lease_owner != self.name:
                 return  # Its scheduler is about to do so.
@@ -277,9 +313,16 @@ class Scheduler:
             self._stop(experiment, did)
 
     def _stop(self, experiment: Experiment, did: Pass) -> None:
-        """Ends the job of an experiment whose lease was withdrawn, then its attempt."""
-        assert experiment.submission_id is not None
-        self._jobs.stop(experiment.submission_id)
+        """Ends the job of an experiment whose lease was withdrawn, then its attempt.
+
+        A host ends the driver itself, once the attempt has ended: its other drivers are well.
+        """
+        job = experiment.submission_id
+        assert job is not None
+        if not job.startswith(HOSTS):
+            self._jobs.stop(job)
+        elif experiment.state is ExperimentState.starting:
+            self._hung.add(job)
         did.stopped += (experiment.id,)
         self.figures.count("stillhouse_silent_drivers_stopped_total")
         self._end(experiment, "the driver sent no heartbeat for two leases and was stopped", did)
@@ -300,27 +343,33 @@ class Scheduler:
 
     def _end(self, experiment: Experiment, why: str, did: Pass) -> None:
         """Ends an attempt: the experiment is queued again, or fails when it was tried too often."""
-        decision = decide_retry(
-            FailureClass.infrastructure,
-            FailureCounts(own=0, infrastructure=1 + lost_attempts(self._store, experiment.id)),
-            max_restarts=0,
-            progressed=False,
-        )
-        failure = (FailureClass.infrastructure, why)
-        try:
-            if decision.retry:
-                self._store.drivers.release_experiment(
-                    experiment.id, experiment.attempt, delay_s=decision.delay_s, failure=failure
-                )
-            else:
-                failure = FailureClass.infrastructure, f"{why}; {decision.reason}"
-                self._store.drivers.finish_experiment(
-                    experiment.id, experiment.attempt, ExperimentState.failed, failure=failure
-                )
-        except (StaleAttempt, Conflict):
-            return  # The driver ended it in order, after we had looked.
-        did.ended += (experiment.id,)
-        logger.warning("experiment %d, attempt %d: %s", experiment.id, experiment.attempt, why)
+        if end_lost_attempt(self._store, experiment, why):
+            did.ended += (experiment.id,)
+
+
+def end_lost_attempt(store: Store, experiment: Experiment, why: str) -> bool:
+    """Queues an experiment again or fails it; False = its driver has ended it in order."""
+    decision = decide_retry(
+        FailureClass.infrastructure,
+        FailureCounts(own=0, infrastructure=1 + lost_attempts(store, experiment.id)),
+        max_restarts=0,
+        progressed=False,
+    )
+    failure = (FailureClass.infrastructure, why)
+    try:
+        if decision.retry:
+            store.drivers.release_experiment(
+                experiment.id, experiment.attempt, delay_s=decision.delay_s, failure=failure
+            )
+        else:
+            failure = FailureClass.infrastructure, f"{why}; {decision.reason}"
+            store.drivers.finish_experiment(
+                experiment.id, experiment.attempt, ExperimentState.failed, failure=failure
+            )
+    except (StaleAttempt, Conflict):
+        return False
+    logger.warning("experiment %d, attempt %d: %s", experiment.id, experiment.attempt, why)
+    return True
 
 
 def lost_attempts(store: Store, experiment_id: int) -> int:

@@ -182,7 +182,7 @@ class SituationReader:
         preemptible = False
         if known.spec is not None and self._satisfiable(known.spec, cluster):
             for name, counted in known.demand.items():
-                demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.nodes)
+                demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.possible)
                 demand = replace(demand, yieldable=self._yieldable(known, demand))
                 if demand.devices <= devices.get(name, 0.0):
                     limited.append(demand)
@@ -243,7 +243,8 @@ class SituationReader:
     def _devices(self, cluster: ClusterSnapshot) -> dict[str, float]:
         names = {name for known in self._known.values() for name in known.demand}
         found = {name: find(name, self._catalogue) for name in names}
-        counts = {name: devices_of(each, cluster.nodes) for name, each in found.items() if each is not None}
+        nodes = cluster.possible
+        counts = {name: devices_of(each, nodes) for name, each in found.items() if each is not None}
         return {name: count for name, count in counts.items() if count > 0}
 
 

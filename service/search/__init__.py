@@ -4,14 +4,10 @@ An algorithm is one entry of `SEARCHES` and, if it decides anything differently,
 code outside its module compares its name.
 """
 
-from __future__ import annotations
-
 from service.search.asha import ASHA
 from service.search.protocol import SEARCHES, SearchInfo
 from service.search.section import GRID, RANDOM, AnySearch, Search
 from service.search.tpe import TPE
 from trainers.registry import by_name
-
-__all__ = ["SEARCHES", "AnySearch", "Search", "SearchInfo"]
 
 SEARCHES |= by_name(GRID, RANDOM, ASHA, TPE)

@@ -5,8 +5,6 @@ rung, against those that reached it before, and never waits for others. The rung
 so that a restarted driver comes to the same decisions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

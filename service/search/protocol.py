@@ -1,7 +1,5 @@
 """The registered search algorithms, and what every one is given and returns. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -4,13 +4,11 @@
 with fields of their own.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -25,6 +23,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from service.config.document import shortened
+from service.config.hardware import ON_MARKET
 from service.domain import grid
 from service.domain.grid import LINK, MAX_RUNS, AxisValue, Conditions, FieldValue, Point, Range
 from service.search.protocol import SEARCHES, Judge, Samples, SearchInfo, Suggestion, names
@@ -34,6 +33,7 @@ from trainers.registry import NameIn, described
 
 MAX_CONDITIONED = 16  # Most axes that `when` may name: a grid is counted by walking through them
 _TEST = "test_"
+_Value = Annotated[FieldValue, Field(json_schema_extra=lambda schema: schema["anyOf"].append(ON_MARKET))]
 
 
 class Search(Section):
@@ -46,10 +46,10 @@ class Search(Section):
     """asha only: one in this many runs continues from a rung; the next rung is this many times as far."""
     name: Annotated[str, NameIn(SEARCHES), described(SEARCHES)] = "grid"
     """Search over the axes' combinations."""
-    axes: dict[str, list[FieldValue] | Range] = Field(default_factory=dict)
+    axes: dict[str, list[_Value] | Range] = Field(default_factory=dict)
     """Values by dotted field name, such as `batch.global_size: [16, 32]`, the first varying slowest; or
     `{low: 1.0e-5, high: 1.0e-3, log: true}` where `samples` are drawn."""
-    together: list[dict[str, list[FieldValue]]] = Field(default_factory=list)
+    together: list[dict[str, list[_Value]]] = Field(default_factory=list)
     """Linked axes: fields whose values move together, such as
     `[{parallel.workers: [1, 2, 4], batch.global_size: [16, 32, 64]}]`; each entry is one axis."""
     when: dict[str, dict[str, list[AxisValue]]] = Field(default_factory=dict)
@@ -142,7 +142,7 @@ class Search(Section):
         return metric
 
     @model_validator(mode="after")
-    def _consistent(self) -> Search:
+    def _consistent(self) -> Self:
         if self.info.samples is Samples.unused and self.samples is not None:
             takers = names(lambda search: search.samples is not Samples.unused)
             raise ValueError(f"samples needs search.name: {takers}; remove it or change name")
@@ -162,7 +162,7 @@ class Search(Section):
         return self
 
     @model_validator(mode="after")
-    def _once(self) -> Search:
+    def _once(self) -> Self:
         names = [*self.axes, *(name for columns in self.together for name in columns)]
         for name, count in Counter(names).items():
             if count > 1:
@@ -223,7 +223,7 @@ class Search(Section):
         return fields
 
     @model_validator(mode="after")
-    def _conditions_can_hold(self) -> Search:
+    def _conditions_can_hold(self) -> Self:
         involved = self.when.keys() | {other for needs in self.when.values() for other in needs}
         if len(involved) > MAX_CONDITIONED:
             raise ValueError(

@@ -4,32 +4,36 @@ For the API, `stillhouse validate` and `stillhouse preview`. Results are remembe
 stay as they are. Data that this process cannot see, such as the hub's, is checked by the first run.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cachetools import LRUCache
 
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec, nothing
 from service.specs.paths import Roots
-from trainers.config import TaskConfig
+from trainers.config import TaskConfig, Workspace
+from trainers.data.cache import in_use
 from trainers.data.paths import HUB, UnusablePath, find
+from trainers.data.storage import Place, copied
+from trainers.errors import CacheError
 
 _FILES = 64  # Files of a folder that are compared one by one; of more, only the folders are
 _REMEMBERED = 1024
+_COPIED_BYTES = 64 << 20
 
 Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Dataset:
-    path: Path
+    path: Place
     task: TaskConfig
     key: str  # Tells it apart from all others
 
@@ -104,14 +108,53 @@ def room_problems(
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _longest(path: Path, task: str, _signature: Signature, roots: tuple[Path, ...]) -> int:
+def _longest(path: Place, task: str, _signature: Signature, roots: tuple[Place, ...]) -> int:
     # Imported here: only specs with a budget of tokens pay for the import.
     from trainers.tasks.inspection import longest_example
 
-    return longest_example(path, TaskConfig.model_validate_json(task), roots=roots)
+    config = TaskConfig.model_validate_json(task)
+    with at_hand(path, roots) as (near, within):
+        return 0 if near is None else longest_example(near, config, roots=within)
 
 
-def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Sequence[str]:
+def train_examples(task: TaskConfig, roots: Sequence[Place]) -> int | None:
+    """Returns about how many examples of a dataset at hand are trained on; None = it cannot be read here."""
+    for dataset in _datasets([task], roots):
+        return _counted(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], tuple(roots))
+    return None
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
+def _counted(path: Place, task: str, _signature: Signature, roots: tuple[Place, ...]) -> int | None:
+    from trainers.tasks.inspection import train_count
+
+    with at_hand(path, roots) as (near, within):
+        return None if near is None else train_count(near, TaskConfig.model_validate_json(task), roots=within)
+
+
+@contextmanager
+def at_hand(
+    path: Place, roots: Sequence[Place], workspace: Workspace | None = None
+) -> Iterator[tuple[Path | None, Sequence[Path]]]:
+    """Yields where a dataset can be read, and the roots that it may not lead out of.
+
+    A store's is copied to the workspace's cache, or for the moment; None = it has more than 64 MiB, or cannot
+    be read now, and is left to the run.
+    """
+    if isinstance(path, Path):
+        yield path, [root for root in roots if isinstance(root, Path)]
+        return
+    with TemporaryDirectory(prefix="stillhouse-data-") as folder, ExitStack() as stack:
+        if workspace is not None:
+            stack.enter_context(in_use(workspace))
+        near: Path | None = None
+        with suppress(OSError, CacheError):
+            if sum(status.st_size for status in path.files().values()) <= _COPIED_BYTES:
+                near = copied(path, Path(folder if workspace is None else workspace.cache))
+        yield near, ()
+
+
+def _mistakes(dataset: _Dataset, roots: Sequence[Place], may_read: bool) -> Sequence[str]:
     signature, exact = _signature(dataset.path)
     with _LOCK:
         known, mistakes = _FOUND.get(dataset.key, (None, ()))
@@ -122,7 +165,9 @@ def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Seque
     # Imported here: only specs with data at hand pay for the import.
     from trainers.tasks.inspection import mistakes_in
 
-    mistakes = mistakes_in(dataset.path, dataset.task, roots=roots)
+    with at_hand(dataset.path, roots) as (near, within):
+        found = () if near is None else mistakes_in(near, dataset.task, roots=within)
+    mistakes = [mistake.replace(str(near), str(dataset.path)) for mistake in found]
     # A file that is fixed must be seen to be; one that breaks is found by the run.
     if exact or not mistakes:
         with _LOCK:
@@ -130,7 +175,7 @@ def _mistakes(dataset: _Dataset, roots: Sequence[Path], may_read: bool) -> Seque
     return mistakes
 
 
-def _datasets(tasks: Iterable[TaskConfig], roots: Sequence[Path]) -> Iterator[_Dataset]:
+def _datasets(tasks: Iterable[TaskConfig], roots: Sequence[Place]) -> Iterator[_Dataset]:
     """Yields each dataset that this process can see, once for each way of reading it."""
     distinct = {id(task): task for task in tasks}.values()
     seen: set[str] = set()
@@ -147,9 +192,11 @@ def _datasets(tasks: Iterable[TaskConfig], roots: Sequence[Path]) -> Iterator[_D
             yield _Dataset(path, task, key)
 
 
-def _signature(path: Path) -> tuple[Signature, bool]:
+def _signature(path: Place) -> tuple[Signature, bool]:
     """Returns what changes with a dataset, and whether every change of each of its files shows in it."""
     try:
+        if not isinstance(path, Path):
+            return tuple(sorted(path.files().items())), True
         states: list[object] = [_state(path.stat())]
         if not path.is_dir():
             return tuple(states), True

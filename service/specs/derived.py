@@ -1,16 +1,17 @@
-"""Specs that follow from a run: one that trains its model further, one that trains its settings on all data.
+"""Specs that follow from results: a model trained further, settings trained on all data, further seeds.
 
 Each is an experiment of its own: a run's figures never change once it has ended.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from service.config.document import Problem, SpecError
 from service.domain.records import Run
+from service.search import SEARCHES, Search
+from service.search.protocol import Samples
 from service.specs.models import RUN
 
 _LONGEST_NAME = 100
@@ -51,3 +52,27 @@ def _text(about: str, run: Run, config: Mapping[str, Any], ending: str, changes:
     name = f"{config['name'][: _LONGEST_NAME - len(ending) - 1]} {ending}"
     document = {**config, "name": name, "description": about, "seeds": [run.seed], "reuse": False, **changes}
     return f"# {about}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n"
+
+
+def next_seeds(used: Iterable[int], count: int) -> list[int]:
+    excluded = set(used)
+    return list(itertools.islice((seed for seed in itertools.count() if seed not in excluded), count))
+
+
+def further_spec(
+    spec: Mapping[str, Any], seeds: Sequence[int], points: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Returns the same experiment with other seeds.
+
+    A search whose runs the axes alone decide keeps only the given points; none = all that it has.
+    """
+    document = {**spec, "seeds": list(seeds)}
+    search = dict(spec.get("search") or {})
+    axes = dict(search.get("axes") or {})
+    if points and SEARCHES[search.get("name", Search().name)].samples is Samples.unused:
+        for axis in axes:
+            wanted = [point[axis] for point in points if axis in point]
+            if wanted:
+                axes[axis] = [value for value in axes[axis] if value in wanted]
+        document["search"] = {**search, "axes": axes}
+    return document

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, create_model
 
 from service.config.document import Problem, SpecError, shortened
-from service.config.hardware import CATALOGUE, Hardware, find, lookup
+from service.config.hardware import CATALOGUE, Hardware, find, lookup, written
 from service.domain import grid
 from service.domain.grid import REFERENCE_CELL, AxisValue, FieldValue
 from service.search import AnySearch, Search
@@ -227,6 +227,10 @@ def read_stored(canonical: str) -> ExperimentSpec:
 
 def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] = CATALOGUE) -> ExperimentSpec:
     """Checks every field, the hardware and the axes' names; `SpecError` has every problem, in order."""
+    try:
+        document = _with_markets(document)
+    except ValueError as error:
+        raise SpecError([Problem("invalid-value", "hardware", str(error))]) from None
     replaced = _replaced_problems(document, catalogue)
     document = _with_first_point(document)
     try:
@@ -239,6 +243,18 @@ def validate(document: Mapping[str, object], catalogue: Mapping[str, Hardware] =
     if problems := [*replaced, *problems_of(spec, catalogue)]:
         raise SpecError(problems)
     return spec
+
+
+def _with_markets(section: Any) -> Any:
+    """Writes hardware on a market as one text, in the field and wherever it is an axis."""
+    if isinstance(section, list):
+        return [_with_markets(each) for each in section]
+    if not isinstance(section, Mapping):
+        return section
+    return {
+        name: written(value) if name == "hardware" else _with_markets(value)
+        for name, value in section.items()
+    }
 
 
 def _replaced_problems(document: Mapping[str, object], catalogue: Mapping[str, Hardware]) -> list[Problem]:

@@ -1,19 +1,18 @@
 """The fields of a spec, what follows from them alone, and which of them may be an axis. Pure."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from operator import attrgetter
-from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
+from service.config.hardware import ON_MARKET
 from service.domain import grid
 from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, NAME_PATTERN
 from service.domain.grid import MAX_RUNS, FieldValue
@@ -23,7 +22,7 @@ from trainers.config import Section, TrainingSections
 from trainers.metrics import Better
 from trainers.tasks import TASKS
 
-PRIORITIES = MappingProxyType({"low": 25, "normal": 50, "high": 75, "urgent": 100})
+PRIORITIES: Mapping[str, int] = {"low": 25, "normal": 50, "high": 75, "urgent": 100}
 _NOT_AXES = frozenset(
     {"name", "description", "project", "pool", "search", "seeds", "repeats", "queue", "budget", "isolation",
     "reuse"}
@@ -96,8 +95,11 @@ class QueueSettings(Section):
 class GridTooLarge(ValueError): ...
 
 
+EXPERIMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$"
+
+
 class SpecFields(TrainingSections):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}$")]
+    name: Annotated[str, Field(pattern=EXPERIMENT_NAME)]
     """Name for people; need not be unique. Letters, digits, space, dot, underscore, hyphen."""
     description: str = Field(default="", max_length=10_000)
     """What the experiment is for."""
@@ -107,8 +109,8 @@ class SpecFields(TrainingSections):
     """Pool whose Ray cluster runs it: the one that a scheduler was started for by this name."""
     precision: WantedPrecision = WantedPrecision.fp32  # type: ignore[assignment]
     """Number format of the forward and backward pass; auto = bf16 on accelerators that have it, else fp32."""
-    hardware: str = "cpu"
-    """Name of the hardware in the catalogue."""
+    hardware: Annotated[str, WithJsonSchema({"anyOf": [{"type": "string"}, ON_MARKET]})] = "cpu"
+    """Name of the hardware in the catalogue, or `{name: A100, market: spot}` for nodes of one market."""
     resources: Resources = Resources()
     """What one worker reserves."""
     search: AnySearch = Search()
@@ -141,7 +143,7 @@ class SpecFields(TrainingSections):
         return seeds
 
     @model_validator(mode="after")
-    def _one_worker_shares(self) -> SpecFields:
+    def _one_worker_shares(self) -> Self:
         if self.queue.share_device and self.parallel.workers > 1:
             raise ValueError(
                 "queue.share_device needs single-worker runs, but parallel.workers is "
@@ -160,7 +162,7 @@ class SpecFields(TrainingSections):
         return self
 
     @model_validator(mode="after")
-    def _fits_grid(self) -> SpecFields:
+    def _fits_grid(self) -> Self:
         count = self.run_count()
         if count > MAX_RUNS:
             raise GridTooLarge(

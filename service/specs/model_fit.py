@@ -1,7 +1,5 @@
 """Checks models by their configuration, where this machine can read it; weights are never read."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -16,6 +14,7 @@ from service.specs.models import references
 from service.specs.paths import Roots
 from trainers.config import Model, TrainingSections
 from trainers.data.paths import HUB, UnusablePath, find
+from trainers.data.storage import Place
 from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 from trainers.models.fit import Misfit, student_misfits, teacher_misfits
 from trainers.models.origin import PRESETS, VOCABULARY_SIZE, Preset
@@ -36,7 +35,7 @@ def model_problems(specs: Iterable[ExperimentSpec], roots: Roots) -> list[Proble
 
 
 def _problems(
-    spec: ExperimentSpec, roots: Sequence[Path], of_folder: Callable[[str, str], list[Problem]]
+    spec: ExperimentSpec, roots: Sequence[Place], of_folder: Callable[[str, str], list[Problem]]
 ) -> Iterator[Problem]:
     judged: tuple[tuple[str, str | None, _Misfits], ...] = (
         ("model.name", spec.model.name, student_misfits),
@@ -65,13 +64,13 @@ def _problems(
             yield Problem("invalid-value", misfit.field, misfit.reason)
 
 
-def _folder_problems(field: str, model: str, *, roots: Sequence[Path]) -> list[Problem]:
+def _folder_problems(field: str, model: str, *, roots: Sequence[Place]) -> list[Problem]:
     fields = configuration(model, roots)
     reason = None if fields is None else _folder_misfit(fields, model, roots)
     return [Problem("invalid-value", field, f"'{model}': {reason}")] if reason else []
 
 
-def _folder_misfit(fields: Mapping[str, Any], model: str, roots: Sequence[Path]) -> str | None:
+def _folder_misfit(fields: Mapping[str, Any], model: str, roots: Sequence[Place]) -> str | None:
     kind = fields.get(MODEL_TYPE)
     if isinstance(kind, str) and kind not in FAMILIES:
         return f"{MODEL_TYPE} is {kind!r}; models that can be trained are {', '.join(FAMILIES)}"
@@ -93,7 +92,7 @@ def _folder_misfit(fields: Mapping[str, Any], model: str, roots: Sequence[Path])
     return None
 
 
-def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
+def _ids(model: str, roots: Sequence[Place]) -> Mapping[str, int]:
     file = model_file(model, "tokenizer.json", roots)
     document = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     if document is None:
@@ -108,7 +107,7 @@ def _ids(model: str, roots: Sequence[Path]) -> Mapping[str, int]:
         return {}  # The worker says what is wrong with it.
 
 
-def _pad_token(model: str, roots: Sequence[Path]) -> str:
+def _pad_token(model: str, roots: Sequence[Place]) -> str:
     file = model_file(model, "tokenizer_config.json", roots)
     settings = None if file is None else read_object(file, _LARGEST_TOKENIZER)
     token = (settings or {}).get("pad_token")
@@ -116,7 +115,7 @@ def _pad_token(model: str, roots: Sequence[Path]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
+def student_flops(student: str, roots: Sequence[Place]) -> FlopCount | None:
     """Returns the arithmetic of `model.name` without a head, before `model.layers` chooses some of it.
 
     None where a worker has to have the model first: for a run, for a hub id that is not in the hub's cache on
@@ -134,13 +133,13 @@ def student_flops(student: str, roots: Sequence[Path]) -> FlopCount | None:
         return None
 
 
-def configuration(model: str, roots: Sequence[Path]) -> Mapping[str, Any] | None:
+def configuration(model: str, roots: Sequence[Place]) -> Mapping[str, Any] | None:
     """Returns the fields of a model's `config.json`; None where this machine cannot read them."""
     file = model_file(model, "config.json", roots)
     return None if file is None else read_object(file, _LARGEST_CONFIGURATION)
 
 
-def model_file(model: str, name: str, roots: Sequence[Path]) -> Path | None:
+def model_file(model: str, name: str, roots: Sequence[Place]) -> Place | None:
     try:
         if model.startswith(HUB):
             return _cached(model.removeprefix(HUB), name)
@@ -163,7 +162,7 @@ def layer_problems(models: Iterable[Model], roots: Roots) -> list[Problem]:
     return list(problems)
 
 
-def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
+def read_object(file: Place, most_bytes: int) -> Mapping[str, Any] | None:
     """Returns the object in a JSON file, read once; None when there is none, or it is too large."""
     try:
         status = file.stat()
@@ -175,7 +174,7 @@ def read_object(file: Path, most_bytes: int) -> Mapping[str, Any] | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _read(file: Path, modified_ns: int, size: int) -> Mapping[str, Any] | None:
+def _read(file: Place, modified_ns: int, size: int) -> Mapping[str, Any] | None:
     try:
         fields = json.loads(file.read_bytes())
     except RecursionError:  # Nested deeper than any configuration.

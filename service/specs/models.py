@@ -3,8 +3,6 @@
 `run:0=12,1=13` names one for each seed.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +17,7 @@ from service.domain.states import TERMINAL_RUN_STATES, RunState
 from service.specs.experiment import ExperimentSpec, RunPlan
 from trainers.checkpoints import manifest
 from trainers.config import Workspace
+from trainers.data.storage import Place
 from trainers.errors import FailureClass
 
 RUN = "run:"
@@ -164,56 +163,61 @@ def experiment_folder(settings: Settings, experiment_id: int) -> Path:
     return experiments_folder(settings) / str(experiment_id)
 
 
-def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Path:
+def stored_experiment(settings: Settings, experiment_id: int) -> Place:
+    return settings.resolved_storage() / EXPERIMENTS / str(experiment_id)
+
+
+def checkpoints_folder(settings: Settings, experiment_id: int, run_id: int, first_attempt: int = 1) -> Place:
     """Returns where a run's checkpoints are; the same for all attempts of one measurement.
 
     `first_attempt` is the measurement's: a repeated one does not resume from what the earlier one left.
     """
     name = "checkpoints" if first_attempt == 1 else f"checkpoints-{first_attempt}"
-    return experiment_folder(settings, experiment_id) / "runs" / str(run_id) / name
+    return stored_experiment(settings, experiment_id) / "runs" / str(run_id) / name
 
 
-def checkpoints_of(settings: Settings, run: Run) -> Path:
+def checkpoints_of(settings: Settings, run: Run) -> Place:
     return checkpoints_folder(settings, run.experiment_id, run.id, run.first_attempt)
 
 
-def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Path] = ()) -> Workspace:
+def workspace_of(settings: Settings, *, checkpoints: str = "", models: Iterable[Place] = ()) -> Workspace:
     """Returns where runs read and write; without `checkpoints` nothing is trained."""
     return Workspace(
         checkpoints=checkpoints,
-        cache=str(settings.data_dir.resolve() / "cache"),
+        cache=str(settings.resolved_cache_dir()),
+        cache_max_bytes=settings.cache_max_bytes,
+        prepared=str(settings.prepared() or ""),
         data_roots=tuple(map(str, settings.roots("data"))),
         model_roots=tuple(map(str, (*settings.roots("model"), *models))),
         offline=settings.offline,
     )
 
 
-def checkpoint_of(settings: Settings, run: Run, which: Which) -> Path:
+def checkpoint_of(settings: Settings, run: Run, which: Which) -> Place:
     """Returns the folder of a complete checkpoint, judged by manifest and file sizes, or raises `NoModel`."""
     folder = checkpoints_of(settings, run)
-    if which == "best":
-        best = manifest.read_best(folder)
-        path = None if best is None else best.path
-    else:
-        path = _newest(folder)
-    if path is None:
-        raise NoModel(_why_none(run, which, folder))
-    problem = manifest.verify(path, every_byte=False)
+    try:
+        if which == "best":
+            best = manifest.read_best(folder)
+            path = None if best is None else best.path
+        else:
+            path = _newest(folder)
+        if path is None:
+            raise NoModel(_why_none(run, which, folder))
+        problem = manifest.verify(path, every_byte=False)
+    except OSError as error:
+        raise NoModel(f"run {run.id}: {folder} cannot be read ({error.strerror or error})") from None
     if problem is not None:
         raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
     return path
 
 
-def _newest(folder: Path) -> Path | None:
-    try:
-        saved = manifest.checkpoints_in(folder)
-    except OSError:
-        return None
-    paths = (checkpoint.path(folder) for checkpoint in saved)
+def _newest(folder: Place) -> Place | None:
+    paths = (checkpoint.path(folder) for checkpoint in manifest.checkpoints_in(folder))
     return next((path for path in paths if manifest.verify(path, every_byte=False) is None), None)
 
 
-def _why_none(run: Run, which: Which, folder: Path) -> str:
+def _why_none(run: Run, which: Which, folder: Place) -> str:
     if run.total_steps == 0 and run.checkpoint is None:
         return f"run {run.id} only evaluated and wrote no model; use its model.name"
     if not folder.is_dir():

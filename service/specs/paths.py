@@ -1,27 +1,25 @@
-"""Checks the paths that a spec names: folders under the configured roots, presets and hub ids.
+"""Checks the paths that a spec names: those under the configured roots, presets and hub ids.
 
 For the API, `stillhouse validate` and the driver. `trainers.data.paths.find` is the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from service.config.document import Problem, first_problems
 from service.specs.experiment import ExperimentSpec, nothing
 from service.specs.models import FIELDS as MODEL_FIELDS
 from service.specs.models import references
 from trainers.data.paths import HUB, OutsideRoots, UnusablePath, find, id_on_hub
+from trainers.data.storage import Place
 from trainers.models.origin import PRESETS, WEIGHTS, without_weights
 
 _FIELDS = ("task.path", *MODEL_FIELDS)
 
-Roots = Callable[[str], tuple[Path, ...]]  # Allowed folders of `data` or `model` paths
+Roots = Callable[[str], tuple[Place, ...]]  # Allowed folders of `data` or `model` paths
 
 
 def dataset_problem(text: str, roots: Roots) -> Problem | None:
-    def of(path: Path) -> Problem | None:
+    def of(path: Place) -> Problem | None:
         if path.is_dir():
             wrong = "is an empty folder; put the data in it" if next(path.iterdir(), None) is None else None
         elif not path.is_file():
@@ -48,9 +46,9 @@ def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem
         return Problem("invalid-value", field, str(error))
 
     # Imported here: only specs that name a folder pay for the library.
-    from trainers.data.tokenizers import SOURCES, file_in
+    from trainers.data.tokenizers import SOURCES
 
-    def of(path: Path) -> Problem | None:
+    def of(path: Place) -> Problem | None:
         if not path.is_dir():
             return Problem("path-not-found", field, f"'{text}' is a file; give its folder")
         reason = None
@@ -58,7 +56,7 @@ def model_problem(text: str, roots: Roots, field: str = "model.name") -> Problem
             reason = "has no config.json; add it"
         elif not (path / WEIGHTS).is_file():
             reason = f"has no weights: {without_weights(path)}"
-        elif not file_in(path).is_file():
+        elif not any((path / name).is_file() for name in SOURCES):
             reason = f"has no tokenizer ({', '.join(SOURCES)}); copy the files of its own tokenizer there"
         return None if reason is None else Problem("model-without-weights", field, f"'{text}' {reason}")
 
@@ -72,8 +70,8 @@ def _problem_of(
     text: str,
     field: str,
     what: str,
-    roots: Sequence[Path],
-    of: Callable[[Path], Problem | None],
+    roots: Sequence[Place],
+    of: Callable[[Place], Problem | None],
     others: str = "",
 ) -> Problem | None:
     """Judges an id on the hub, or by `of` what is at a path; `others` ends the message where nothing is."""

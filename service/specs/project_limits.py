@@ -1,17 +1,16 @@
 """Guarantees and limits of a project, from `projects.settings`; missing fields have defaults. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from service.config.document import Problem
 from service.config.hardware import Hardware, lookup
 from service.domain.access import Role
 from service.domain.shares import Spending
 from service.specs.fields import PRIORITIES
+from trainers.config import Section
 
 Devices = dict[str, Annotated[int, Field(ge=0, le=1_000_000)]]
 Runs = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -20,10 +19,8 @@ UNITS = {"usd": "USD", "kwh": "kWh", "device_hours": "device-hours"}
 SET_BY_MAINTAINERS = frozenset({"priorities"})  # Administrators set all fields
 
 
-class Budgets(BaseModel):
+class Budgets(Section):
     """What a project may use in a calendar month (UTC); null = no limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     usd: Annotated[float, Field(ge=0)] | None = None
     """List price of the devices that it holds."""
@@ -36,15 +33,11 @@ class Budgets(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-class ProjectLimits(BaseModel):
+class ProjectLimits(Section):
     """Limits of one project."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        json_schema_extra={"example": {"weight": 2.0, "guaranteed": {"cpu": 2}, "ceiling": {"cpu": 4}}},
+        json_schema_extra={"example": {"weight": 2.0, "guaranteed": {"cpu": 2}, "ceiling": {"cpu": 4}}}
     )
 
     weight: float = Field(default=1.0, gt=0, le=1_000_000)
@@ -108,8 +101,9 @@ def refused_priority(limits: ProjectLimits, project: str, role: Role | None, pri
         if other is not Role.viewer and priority <= PRIORITIES[limits.priorities.get(other, "urgent")]
     ]
     who = f"{' or '.join(may)} may" if may else "only an administrator may"
+    shown = next((name for name, number in PRIORITIES.items() if number == priority), priority)
     return (
-        f"queue.priority: {class_of(priority)} is above {most}, the highest that a {role} may use in project "
+        f"queue.priority: {shown} is above {most}, the highest that a {role} may use in project "
         f"{project}; {who} use it, and a maintainer can change this with: stillhouse project limits {project}"
     )
 
@@ -134,7 +128,3 @@ def spent_budget(limits: ProjectLimits, project: str, spent: Spending, month: st
                 f"({getattr(spent, unit):.4g} used); an administrator can raise it"
             )
     return None
-
-
-def class_of(priority: int) -> str:
-    return next((name for name, number in PRIORITIES.items() if number == priority), str(priority))

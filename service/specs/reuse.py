@@ -6,8 +6,6 @@ the run's record, against those that the service takes at submission. A fingerpr
 sizes and times of the files, so that unchanged data is not read again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Rules between sections, axes and hardware: what is wrong with a spec beyond its fields. Pure."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping

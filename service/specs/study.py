@@ -6,8 +6,6 @@ arms of another, each at the best of its values that were tried, with fresh seed
 [...], seeds: [...]}`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Translates pydantic's errors about a document into problems."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,29 +4,23 @@
 statements. `service.scheduling.queue.Queue` claims from the same database.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from service.config.settings import Settings
 from service.db.engine import Database
 from service.db.errors import (
-    BadPageToken,
     BadValue,
     Conflict,
-    FilterError,
-    IdempotencyMismatch,
     NotFound,
-    OutOfRange,
     StaleAttempt,
     StoreError,
-    StoreFull,
     StoreOutage,
     StoreUnavailable,
-    Unconfirmed,
     UnusableDatabase,
 )
+from service.db.postgresql import POOL_SIZE
 from service.store.accounting import Accounting
 from service.store.attempts import Attempts
 from service.store.audit import Audit
@@ -46,37 +40,6 @@ from service.store.sessions import Sessions
 from service.store.studies import NewPart, NewStudy, Studies
 from service.store.submissions import Keyed, NewExperiment, Submissions, body_sha256
 from service.store.views import Views
-
-__all__ = [
-    "AliveRow",
-    "BadPageToken",
-    "BadValue",
-    "CheckpointRow",
-    "Conflict",
-    "FilterError",
-    "Held",
-    "IdempotencyMismatch",
-    "Keyed",
-    "NewExperiment",
-    "NewPart",
-    "NewStudy",
-    "NotFound",
-    "OutOfRange",
-    "PointBatch",
-    "ProgressRow",
-    "QueuedRun",
-    "RecordBatch",
-    "Requests",
-    "StaleAttempt",
-    "Store",
-    "StoreError",
-    "StoreFull",
-    "StoreOutage",
-    "StoreUnavailable",
-    "Unconfirmed",
-    "UnusableDatabase",
-    "body_sha256",
-]
 
 
 class Store(StorePart):
@@ -112,12 +75,18 @@ class Store(StorePart):
 
     @classmethod
     def open(
-        cls, settings: Settings, *, migrate: bool = False, clock: Callable[[], float] | None = None
-    ) -> Store:
+        cls,
+        settings: Settings,
+        *,
+        migrate: bool = False,
+        clock: Callable[[], float] | None = None,
+        pool_size: int = POOL_SIZE,
+    ) -> Self:
         """Connects, and checks that the database can be used.
 
         Args:
             migrate: bring the tables up to date first, and create them in an empty database.
+            pool_size: PostgreSQL connections that are kept open.
 
         Raises:
             UnusableDatabase: migrations are missing, the file is damaged, or is on a network file system.
@@ -127,7 +96,7 @@ class Store(StorePart):
         if migrate:
             migration.upgrade(settings)
         migration.refuse_unusable(settings)
-        database = Database(settings.resolved_database_url())
+        database = Database(settings.resolved_database_url(), pool_size=pool_size)
         database.connect()
         return cls(database, settings, clock)
 

@@ -1,7 +1,5 @@
 """What experiments and runs have used: totals from running sums, ledgers from every measurement."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -36,8 +34,7 @@ from trainers.telemetry.usage import J_PER_KWH
 _u, _p, _a, _r = schema.attempt_usage.c, schema.placements.c, schema.attempts.c, schema.runs.c
 
 _OF_USAGE = tuple(field.name for field in fields(AttemptUsage) if field.name != "measured")
-_ROUNDING = 1e-9
-"""Sums may differ by this share: they were added up in another order."""
+_ROUNDING = 1e-9  # Sums may differ by this share: they were added up in another order
 _is_finite = schema.measurements.c.value.between(-sys.float_info.max, sys.float_info.max)
 
 
@@ -76,22 +73,16 @@ _charged_until = (
 )
 
 
-def settle_attempts(experiment_id: int, attempts: Iterable[tuple[int, int]]) -> sa.Update:
-    """Copies the ends of attempts, by (run, number), or their last signs of life, into their usage rows."""
-    return (
-        update(schema.attempt_usage)
-        .where(_u.experiment_id == experiment_id, sa.tuple_(_u.run_id, _u.number).in_(sorted(attempts)))
-        .values(until_s=_charged_until)
-    )
+def settle_attempts(experiment_id: int, attempts: Iterable[tuple[int, int]] | None = None) -> sa.Update:
+    """Copies the ends of attempts, or their last signs of life, into their usage rows.
 
-
-def settle_open_attempts(experiment_id: int) -> sa.Update:
-    """Copies the ends of attempts that were open so far into their usage rows."""
-    return (
-        update(schema.attempt_usage)
-        .where(_u.experiment_id == experiment_id, _u.until_s.is_(None))
-        .values(until_s=_charged_until)
-    )
+    `attempts` are by (run, number); None = those that were open so far.
+    """
+    chosen = _u.until_s.is_(None)
+    if attempts is not None:
+        chosen = sa.tuple_(_u.run_id, _u.number).in_(sorted(attempts))
+    of_experiment = update(schema.attempt_usage).where(_u.experiment_id == experiment_id, chosen)
+    return of_experiment.values(until_s=_charged_until)
 
 
 _experiments = bindparam("experiments", expanding=True, type_=sa.BigInteger())
@@ -113,7 +104,6 @@ _charged = (
     .group_by(_u.experiment_id, _u.placement)
     .cte("charged")
 )  # fmt: skip
-
 
 _ends_s = func.coalesce(_p.released_s, _now)
 _held_s = _largest(_ends_s - _p.placed_s, 0.0)
@@ -348,17 +338,11 @@ def _measured(windows: Iterable[sa.Row[Any]]) -> Measured:
 
 
 def _usage_row(experiment_id: int, used: AttemptUsage) -> dict[str, Any]:
-    """The row of `attempt_usage` that an attempt should have."""
     measured = used.measured
+    same = ("run_id", "number", "placement", "devices", "price_usd_per_hour", "power_w", "started_s")
     return {
         "experiment_id": experiment_id,
-        "run_id": used.run_id,
-        "number": used.number,
-        "placement": used.placement,
-        "devices": used.devices,
-        "price_usd_per_hour": used.price_usd_per_hour,
-        "power_w": used.power_w,
-        "started_s": used.started_s,
+        **{name: getattr(used, name) for name in same},
         "until_s": charged_until_s(used),
         "covered_s": measured.covered_s,
         "energy_kwh": math.fsum((measured.energy_kwh or {}).values()),

@@ -5,8 +5,6 @@ changes no row raises `StaleAttempt` when another attempt is current (stop), or 
 moved on under the same attempt (look again).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ from service.db.statements import ACTIVE_RUN_STATES
 from service.domain.events import EventKind
 from service.domain.records import SUMMARY_FIELDS, Run
 from service.domain.states import TERMINAL_RUN_STATES, UNFINISHED_RUN_STATES, RunState
-from service.store.accounting import open_usage, settle_attempts, settle_open_attempts
+from service.store.accounting import open_usage, settle_attempts
 from service.store.base import (
     NewEvent,
     StorePart,
@@ -33,13 +31,12 @@ from service.store.base import (
     storable,
     transaction,
 )
-from service.store.process_metrics import count_in
+from service.store.process_metrics import count_failures, count_in
 from trainers.errors import FAILURES_OF_MACHINES, FailureClass
 
 _r, _a, _p = schema.runs.c, schema.attempts.c, schema.placements.c
 
-LONGEST_MESSAGE = 4000
-"""Failure messages are cut to this many characters."""
+LONGEST_MESSAGE = 4000  # Failure messages are cut to this many characters
 _DRIVER_GONE = (FailureClass.lost, "the driver is gone")
 
 
@@ -53,8 +50,6 @@ class Attempts(StorePart):
         *,
         workers: int | None = None,
         placement: str | None = None,
-        node: str | None = None,
-        pid: int | None = None,
         number: int | None = None,
     ) -> int:
         """queued -> starting under a new attempt of the run; returns its number.
@@ -72,8 +67,10 @@ class Attempts(StorePart):
         now = self.clock()
         experiment_id = experiment_id_of(connection, run_id)
         row = lock_for_attempt(connection, experiment_id, experiment_attempt)
-        if number is not None and _has_opened(connection, run_id, experiment_attempt, number):
-            return number
+        if number is not None:
+            newest = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
+            if newest is not None and newest.experiment_attempt == experiment_attempt:
+                return number
         if row.cancel_requested_s is not None or row.pause_requested_s is not None:
             request = "cancel" if row.cancel_requested_s is not None else "pause"
             raise Conflict(
@@ -106,8 +103,6 @@ class Attempts(StorePart):
             number=following,
             experiment_attempt=experiment_attempt,
             state=RunState.starting,
-            node=None if node is None else storable(node),
-            pid=pid,
             workers=has,
             placement=placement,
         )
@@ -156,6 +151,7 @@ class Attempts(StorePart):
         connection.execute(settle_attempts(experiment_id, [(run_id, number)]))
         new = _end_event(run_id, number, RunState.failed, RunState.failed, failure, None)
         insert_events(connection, experiment_id, row.event_count, [new], now)
+        count_failures(connection, now, failure[0], retried=False)
 
     @transaction
     def run_started(
@@ -203,6 +199,8 @@ class Attempts(StorePart):
                 last_step=resumed_from_step,
                 resumed_from_s=facts.get("resumed_from_s"),
                 seen_s=now,
+                node=facts.get("worker_node"),
+                pid=facts.get("worker_pid"),
                 facts=dict(facts),
             )
         )
@@ -238,7 +236,8 @@ class Attempts(StorePart):
         row, run = lock_run(connection, run_id, 1)
         target = _destination(RunState.queued if retry_delay_s is not None else state, row, run)
         ended = target in TERMINAL_RUN_STATES
-        figures = storable_figures(summary or {})
+        # NaN becomes NULL: the columns are typed.
+        figures = {name: None if value != value else value for name, value in (summary or {}).items()}
         values: dict[str, Any] = {
             "phase": None,
             "ended_s": now if ended else None,
@@ -264,10 +263,16 @@ class Attempts(StorePart):
                 statements.insert_or_replace(connection, schema.run_summaries, ("run_id",)),
                 {"run_id": run_id, "attempt": attempt, "summary": dict(summary)},
             )
-        new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s)
+        reached = connection.execute(
+            select(_a.last_step).where(_a.run_id == run_id, _a.number == attempt)
+        ).scalar_one()
+        lost = max(0, reached - (run.checkpoint_step or 0))
+        new = _end_event(run_id, attempt, own_end, target, failure, retry_delay_s, lost)
         insert_events(connection, run.experiment_id, row.event_count, [new], now)
         if new.kind is EventKind.run_preempted:
-            count_in(connection, "stillhouse_preemptions_total", now, project=row.project)
+            count_in(connection, now, "stillhouse_preemptions_total", project=row.project)
+        elif failure is not None:
+            count_failures(connection, now, failure[0], retried=target is RunState.queued)
         return target
 
     @transaction
@@ -343,15 +348,11 @@ def _queue_lost(
             )
         )
     if lost:
-        connection.execute(settle_open_attempts(experiment_id))
+        connection.execute(settle_attempts(experiment_id))
         new = [NewEvent(EventKind.run_lost, why, run.id, run.attempt) for run in lost]
         announce(connection, experiment_id, new, now)
+        count_failures(connection, now, failure[0], retried=True, by=float(len(lost)))
     return [run.id for run in lost]
-
-
-def _has_opened(connection: Connection, run_id: int, experiment_attempt: int, number: int) -> bool:
-    newest = connection.execute(statements.open_attempt(run_id, number)).one_or_none()
-    return newest is not None and newest.experiment_attempt == experiment_attempt
 
 
 def _destination(wanted: RunState, row: sa.Row[Any], run: Run) -> RunState:
@@ -391,6 +392,7 @@ def _end_event(
     target: RunState,
     failure: tuple[FailureClass, str] | None,
     retry_delay_s: float | None,
+    lost_steps: int = 0,
 ) -> NewEvent:
     why = "" if failure is None else f": {failure[0]}: {failure[1]}"
     if target is RunState.queued and retry_delay_s is None:
@@ -399,19 +401,13 @@ def _end_event(
     if target is RunState.queued:
         if failure is not None and failure[0] is FailureClass.preempted:
             message = f"attempt {attempt} gave its devices back: {failure[1]}; queued again"
-            return NewEvent(EventKind.run_preempted, message[:LONGEST_MESSAGE], run_id, attempt)
-        message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
-        return NewEvent(EventKind.run_retrying, message[:LONGEST_MESSAGE], run_id, attempt)
+            kind = EventKind.run_preempted
+        else:
+            kind = EventKind.run_retrying
+            message = f"attempt {attempt} failed{why}; retrying in {retry_delay_s or 0:g} s"
+        return NewEvent(kind, message[:LONGEST_MESSAGE], run_id, attempt, {"lost_steps": lost_steps})
     data = None if failure is None else {"failure_class": str(failure[0])}
     return NewEvent(EventKind.of_run(target), f"{target}{why}"[:LONGEST_MESSAGE], run_id, attempt, data)
-
-
-def storable_figures(summary: Mapping[str, float | int | str | None]) -> dict[str, Any]:
-    """Figures as the typed columns take them: NaN becomes NULL."""
-    return {
-        name: None if isinstance(value, float) and value != value else value
-        for name, value in summary.items()
-    }
 
 
 def _failure_counter(failure: FailureClass) -> dict[str, Any]:
@@ -442,7 +438,7 @@ def leave_runs(
             experiment_id, state, ended_s=now, **failure_values(failure or _DRIVER_GONE)
         )
     )
-    connection.execute(settle_open_attempts(experiment_id))
+    connection.execute(settle_attempts(experiment_id))
     connection.execute(
         statements.move_runs(
             experiment_id,

@@ -1,7 +1,5 @@
 """The audit log: who changed what, written in the transaction of the change; it only grows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,9 +13,7 @@ from service.store.base import StorePart, storable
 
 _a = schema.audit.c
 
-
-ROWS_AT_A_TIME = 1_000
-"""Rows that an export reads at a time."""
+ROWS_AT_A_TIME = 1_000  # Rows that an export reads at a time
 
 
 def note_change(

@@ -1,10 +1,8 @@
 """What all parts of the store share: the database, the clocks, and how events are numbered."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -38,8 +36,7 @@ class NewEvent:
     run_id: int | None = None
     attempt: int | None = None
     data: dict[str, Any] | None = None
-    actor: str | None = None
-    """User who caused it; None = the service itself."""
+    actor: str | None = None  # User who caused it; None = the service itself
 
 
 class Clocks:
@@ -72,7 +69,6 @@ class StorePart:
         self.database_time = clocks.database_time
 
     def read(self, statement: sa.Executable) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-        """The rows of one statement, in a transaction of its own."""
         with self.database.read() as connection:
             return connection.execute(statement).all()
 
@@ -195,17 +191,9 @@ def insert_events(
         connection.execute(
             sa.insert(schema.events),
             [
-                {
-                    "experiment_id": experiment_id,
-                    "number": number,
-                    "run_id": event.run_id,
-                    "attempt": event.attempt,
-                    "at_s": now,
-                    "kind": str(event.kind),
-                    "message": storable(event.message),
-                    "data": event.data,
-                    "actor": event.actor,
-                }
+                asdict(event)
+                | {"experiment_id": experiment_id, "number": number, "at_s": now}
+                | {"kind": str(event.kind), "message": storable(event.message)}
                 for number, event in enumerate(new, first)
             ],
         )

@@ -5,8 +5,6 @@ Every write is fenced: it carries the experiment's attempt. A write that changes
 the same attempt (look again).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,7 +17,7 @@ from service.db.errors import Conflict, StaleAttempt
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.events import EventKind
-from service.domain.records import Placement
+from service.domain.records import Experiment, Placement
 from service.domain.shares import DeviceAllowance, DeviceHolder, HeldDevices
 from service.domain.states import (
     TERMINAL_EXPERIMENT_STATES,
@@ -37,13 +35,16 @@ from service.store.base import (
     check_experiment_attempt,
     insert_events,
     lock_for_attempt,
+    records,
     storable,
     transaction,
 )
+from service.store.process_metrics import count_in
 from trainers.errors import FailureClass
 
 _r, _x, _p, _a = schema.runs.c, schema.experiments.c, schema.placements.c, schema.attempts.c
 
+_ATTEMPTS_LOST = "stillhouse_driver_attempts_lost_total"
 _LEFT_OVER = {
     ExperimentState.succeeded: RunState.stopped,
     ExperimentState.incomplete: RunState.stopped,
@@ -101,20 +102,9 @@ class Held:
 
 class Drivers(StorePart):
     @transaction
-    def started(
-        self,
-        connection: Connection,
-        experiment_id: int,
-        attempt: int,
-        node: str,
-        pid: int,
-        *,
-        lease_s: float | None = None,
-    ) -> None:
-        """starting -> running. The same driver may repeat the call. `lease_s` None = as configured."""
+    def started(self, connection: Connection, experiment_id: int, attempt: int, node: str, pid: int) -> None:
+        """starting -> running. The same driver may repeat the call."""
         now = self.clock()
-        length_s = self.settings.lease_s if lease_s is None else lease_s
-        owner = storable(f"{node}:{pid}")
         row = lock_for_attempt(connection, experiment_id, attempt)
         if row.lease_until_s is None:
             raise StaleAttempt(
@@ -122,9 +112,9 @@ class Drivers(StorePart):
                 "another attempt follows"
             )
         lease: dict[str, Any] = {
-            "lease_owner": owner,
-            "lease_until_s": self.database_time(connection) + length_s,
-            "lease_s": length_s,
+            "lease_owner": storable(f"{node}:{pid}"),
+            "lease_until_s": self.database_time(connection) + self.settings.lease_s,
+            "lease_s": self.settings.lease_s,
             "silent_since_s": None,
         }
         if row.state is ExperimentState.running:
@@ -145,6 +135,15 @@ class Drivers(StorePart):
             data={"node": node, "pid": pid},
         )
         announce(connection, experiment_id, [new], now)
+
+    def carried_by(self, submission_id: str) -> list[Experiment]:
+        """Returns the experiments whose driver runs, or is to be started, in one Ray job."""
+        with self.database.read() as connection:
+            return records(
+                connection,
+                Experiment,
+                statements.EXPERIMENTS.where(schema.ACTIVE, _x.submission_id == submission_id),
+            )
 
     @transaction
     def renew_lease(
@@ -209,6 +208,8 @@ class Drivers(StorePart):
         message = str(target) if failure is None else f"{target}: {failure[0]}: {failure[1]}"
         new = NewEvent(EventKind.of_experiment(target), message[:LONGEST_MESSAGE], attempt=attempt)
         insert_events(connection, experiment_id, row.event_count, [new], now)
+        if failure is not None:
+            count_in(connection, now, _ATTEMPTS_LOST, failure_class=failure[0])
         return target
 
     @transaction
@@ -260,6 +261,7 @@ class Drivers(StorePart):
             kind, message = EventKind.of_experiment(target), str(target)
         if failure is not None:
             message += f"; {failure[0]}: {failure[1]}"
+            count_in(connection, now, _ATTEMPTS_LOST, failure_class=failure[0])
         new = NewEvent(kind, message[:LONGEST_MESSAGE], attempt=attempt)
         insert_events(connection, experiment_id, row.event_count, [new], now)
         return target
@@ -275,7 +277,6 @@ class Drivers(StorePart):
         kind: EventKind = EventKind.experiment_note,
         run_id: int | None = None,
     ) -> None:
-        """Adds an event to a running experiment, about one of its runs if that is given."""
         row = lock_for_attempt(connection, experiment_id, attempt, 1)
         new = NewEvent(kind, message[:LONGEST_MESSAGE], run_id=run_id, attempt=attempt)
         insert_events(connection, experiment_id, row.event_count, [new], self.clock())

@@ -1,7 +1,5 @@
 """Experiments as people see them: records, lists, events and what has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ from service.db.clock import database_time
 from service.db.engine import Database
 from service.db.errors import NotFound
 from service.db.filters import Order, parse_filter, parse_order
-from service.db.listing import EXPERIMENT_NAMES, Listing, read_page
+from service.db.listing import EXPERIMENT_NAMES, TAGS, Listing, read_page
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Event, Experiment, ExperimentCost, ListedExperiment, Page, QueueCounts
 from service.domain.states import ExperimentState, RunState
@@ -24,10 +22,8 @@ from service.store.base import Clocks, StorePart, read_experiment, records
 
 _x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
 
-MAX_PAGE_SIZE = 1000
-"""Most rows of one page."""
-COMMIT_S = 10.0
-"""Longest time, in s, from noting in a transaction that an experiment changes to the commit."""
+MAX_PAGE_SIZE = 1000  # Most rows of one page
+COMMIT_S = 10.0  # Longest time, in s, from noting in a transaction that an experiment changes to the commit
 
 
 class Belonging(NamedTuple):
@@ -37,15 +33,13 @@ class Belonging(NamedTuple):
 
 class Change(NamedTuple):
     id: int
-    number: int
-    """Of its last event."""
+    number: int  # Of its last event
 
 
 class Followed(NamedTuple):
     id: int
     project: str
-    experiment: ListedExperiment | None
-    """None = it was deleted."""
+    experiment: ListedExperiment | None  # None = it was deleted
 
 
 class Experiments(StorePart):
@@ -89,7 +83,7 @@ class Experiments(StorePart):
             schema.experiments,
             statements.EXPERIMENT_COLUMNS,
             {},
-            parse_filter(filter or "", EXPERIMENT_NAMES, axes=False),
+            parse_filter(filter or "", EXPERIMENT_NAMES, axes=False, beside=TAGS),
             parse_order(order_by, EXPERIMENT_NAMES, default=Order("id", descending=True)),
             visible,
         )
@@ -104,13 +98,11 @@ class Experiments(StorePart):
         return {id: Belonging(project, owner) for id, project, owner in rows}
 
     def reused_count(self, experiment_id: int) -> int:
-        """How many runs of an experiment are reused: they were not started for it."""
         reused = _r.reused_from.is_not(None)
         ((count,),) = self.read(select(func.count()).where(_r.experiment_id == experiment_id, reused))
         return int(count)
 
     def references(self, experiment_id: int) -> list[Reference]:
-        """The runs that an experiment starts from, and their states."""
         return [Reference(*row[1:]) for row in self.read(statements.references_of([experiment_id]))]
 
     def run_counts(self, experiment_id: int) -> dict[RunState, int]:
@@ -122,7 +114,6 @@ class Experiments(StorePart):
             return dict.fromkeys(RunState, 0) | {row[0]: row[1] for row in rows}
 
     def run_counts_of(self, experiment_ids: Sequence[int]) -> dict[int, dict[RunState, int]]:
-        """How many runs of each experiment are in each state that has any; for lists."""
         counts: dict[int, dict[RunState, int]] = {id: {} for id in experiment_ids}
         if counts:
             for id, state, count in self.read(
@@ -182,7 +173,6 @@ class Experiments(StorePart):
         return [Followed(row.id, row.project, listed.get(row.id)) for row in rows]
 
     def listed(self, experiments: Collection[Experiment], *, costs: bool) -> list[ListedExperiment]:
-        """Experiments with the states of their runs, and on request with their costs."""
         ids = [one.id for one in experiments]
         states, of_costs = self.run_counts_of(ids), self._accounting.costs(ids if costs else [])
         return [ListedExperiment.of(one, states[one.id], cost=of_costs.get(one.id)) for one in experiments]

@@ -6,8 +6,6 @@ scheduler that dies leaves all or nothing. A cursor over events would need an or
 column has: a transaction that commits late would put its events behind the cursor.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -23,18 +21,18 @@ from service.db import schema, statements
 from service.db.errors import NotFound
 from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import Topic
-from service.domain.notifications import TEST, TOPICS, Delivery, DeliveryState, Subscription
+from service.domain.notifications import PAUSED, TEST, TOPICS, Delivery, DeliveryState, Subscription
+from service.domain.people import User
 from service.store.audit import note_change
 from service.store.base import StorePart, record, required, storable, transaction
 
 _n, _x, _d, _s = schema.notices.c, schema.experiments.c, schema.deliveries.c, schema.subscriptions.c
 _t, _u, _p, _m = schema.tokens.c, schema.users.c, schema.projects.c, schema.members.c
 
-_GROUP = 100
-"""Notices that are addressed in one transaction."""
+_GROUP = 100  # Notices that are addressed in one transaction
 _LONGEST_ANSWER = 300
+_IN_USE: Mapping[str, None] = {"disabled_s": None, "disabled_because": None}
 _OUT_OF_SIGHT = "not sent: the subscriber can no longer see the project, or is disabled"
-
 
 _SUBSCRIPTIONS = select(schema.subscriptions, _t.project.label("limited_to")).select_from(
     schema.subscriptions.outerjoin(schema.tokens, _t.id == _s.token_id)
@@ -61,13 +59,6 @@ class Outgoing:
     channel: str
     target: str
     secret: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Subscriber:
-    email: str | None
-    administrator: bool
-    disabled: bool
 
 
 class Notifications(StorePart):
@@ -110,7 +101,6 @@ class Notifications(StorePart):
         return made
 
     def subscriptions(self, owner: str | None = None) -> list[Subscription]:
-        """Subscriptions of a user, or of all, in the order they were made."""
         statement = _SUBSCRIPTIONS.order_by(_s.id)
         if owner is not None:
             statement = statement.where(_s.owner == owner)
@@ -129,6 +119,22 @@ class Notifications(StorePart):
         if not gone.rowcount:
             raise NotFound("subscription", id)  # Another request was first.
         note_change(connection, actor, "subscription.remove", id, self.clock(), before=_shown(before))
+
+    @transaction
+    def pause_subscription(
+        self, connection: Connection, id: int, *, paused: bool, actor: Actor = LOCAL_ACTOR
+    ) -> Subscription:
+        """Pauses a subscription or resumes it; one that its receiver or a token ended stays as it is.
+
+        Nothing is sent of what happens meanwhile; what was waiting is sent once it is resumed.
+        """
+        before, now = _read(connection, id), self.clock()
+        if paused != (before.disabled_s is not None) and before.disabled_because in (None, PAUSED):
+            values = {"disabled_s": now, "disabled_because": PAUSED} if paused else _IN_USE
+            connection.execute(pause(id, before.disabled_because, **values))
+            action = "subscription.pause" if paused else "subscription.resume"
+            note_change(connection, actor, action, id, now, before=_shown(before))
+        return _read(connection, id)
 
     @transaction
     def notice(
@@ -153,10 +159,8 @@ class Notifications(StorePart):
         insert = statements.insert_or_keep(connection, schema.notices, ("key",))
         return bool(connection.execute(insert, values).rowcount)
 
-    def subscriber(self, owner: str) -> Subscriber | None:
-        """None = there is no such user."""
-        with self.database.read() as connection:
-            return _subscriber(connection, owner)
+    def subscriber(self, owner: str) -> User | None:
+        return self.read_record(User, select(schema.users).where(_u.name == owner))
 
     def sees_project(self, owner: str, project: str) -> bool:
         """Whether a user may be told of a project, which exists."""
@@ -187,7 +191,9 @@ class Notifications(StorePart):
         rows = connection.execute(unaddressed).mappings().all()
         due_s = self.database_time(connection)
         for row in rows:
-            owner = row["experiment_owner"] or (row["data"] or {}).get("study", {}).get("owner")
+            data = row["data"] or {}
+            about = data.get("study") or data.get("experiment") or {}
+            owner = row["experiment_owner"] or about.get("owner")
             subscribed = connection.execute(
                 _SUBSCRIBED, {"project": row["of_project"], "owner": owner, "notice": row["id"]}
             ).mappings()
@@ -206,7 +212,6 @@ class Notifications(StorePart):
 
     @transaction
     def test_subscription(self, connection: Connection, id: int) -> Delivery:
-        """Writes a test message to one subscription."""
         now = self.clock()
         subscription = _read(connection, id)
         message = f"a test of subscription {id}, for the topics {', '.join(subscription.topics)}"
@@ -286,7 +291,6 @@ class Notifications(StorePart):
         within: str | None = None,
         limit: int = 50,
     ) -> list[Delivery]:
-        """The newest deliveries, of a user's subscriptions, of one, or of those within a project."""
         statement = select(schema.deliveries).join(schema.subscriptions, _s.id == _d.subscription_id)
         if owner is not None:
             statement = statement.where(_s.owner == owner)
@@ -299,7 +303,6 @@ class Notifications(StorePart):
 
     @transaction
     def forget_deliveries(self, connection: Connection, older_than_s: float) -> None:
-        """Removes notifications and ended deliveries that are older than this."""
         before_s = self.clock() - older_than_s
         connection.execute(sa.delete(schema.deliveries).where(_d.ended_s < before_s))
         connection.execute(sa.delete(schema.notices).where(_n.addressed_s < before_s))
@@ -309,19 +312,13 @@ def _read(connection: Connection, id: int) -> Subscription:
     return required(record(connection, Subscription, _SUBSCRIPTIONS.where(_s.id == id)), "subscription", id)
 
 
-def _subscriber(connection: Connection, name: str) -> Subscriber | None:
-    user = select(_u.email, _u.administrator, _u.disabled_s).where(_u.name == name)
-    row = connection.execute(user).one_or_none()
-    return None if row is None else Subscriber(row.email, row.administrator, row.disabled_s is not None)
-
-
 def _may_be_told(connection: Connection, owner: str, project: str | None) -> bool:
     """Whether a subscriber still sees a project: memberships end, subscriptions stay.
 
     A name without an account belongs to someone who works without accounts.
     """
-    user = _subscriber(connection, owner)
-    if user is None or user.disabled:
+    user = record(connection, User, select(schema.users).where(_u.name == owner))
+    if user is None or user.disabled_s is not None:
         return user is None
     if project is None or user.administrator:
         return True
@@ -393,6 +390,12 @@ def disable_subscriptions_of(token_id: int, now: float, because: str) -> sa.Upda
         .where(_s.token_id == token_id, _s.disabled_s.is_(None))
         .values(disabled_s=now, disabled_because=because)
     )
+
+
+def pause(id: int, because: str | None, **values: Any) -> sa.Update:
+    """Pauses or resumes a subscription, unless something else has ended it meanwhile."""
+    same = _s.disabled_because.is_not_distinct_from(because)
+    return update(schema.subscriptions).where(_s.id == id, same).values(**values)
 
 
 def end_attempt(delivery_id: int, attempt: int, **values: Any) -> sa.Update:

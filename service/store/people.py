@@ -1,7 +1,5 @@
 """Users, service accounts and their tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re
@@ -44,12 +42,11 @@ _u, _t, _p, _d, _m = (
 )
 
 logger = logging.getLogger(__name__)
-NOTE_USES_EVERY_S: Final = 60.0
-"""Time between two writes of when tokens were last used."""
+NOTE_USES_EVERY_S: Final = 60.0  # Time between two writes of when tokens were last used
 _TOKEN_BYTES = 32
 _SHOWN_CHARACTERS = 10
 _TOKEN_NAME = re.compile(TOKEN_NAME_PATTERN)
-_EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
+EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,190}")
 _TOKEN = [_t[name] for name in Token.__dataclass_fields__]
 _NOTE_TOKEN_USE = (
     update(schema.tokens)
@@ -265,15 +262,11 @@ class People(StorePart):
             if self._uses_written_s > due:
                 return
             self._uses_written_s = self.monotonic()
-            uses, self._uses = self._uses, {}
-        self._write_uses(uses)
+        self.write_token_uses()
 
     def write_token_uses(self) -> None:
         with self._uses_lock:
             uses, self._uses = self._uses, {}
-        self._write_uses(uses)
-
-    def _write_uses(self, uses: Mapping[int, float]) -> None:
         if not uses:
             return
         rows = [{"token": id, "at": at_s} for id, at_s in sorted(uses.items())]  # In one order: no deadlock.
@@ -328,7 +321,7 @@ def read_project(connection: Connection, name: str, *, lock: bool = False) -> Pr
 
 
 def _check_email(email: str | None) -> None:
-    if email is not None and not _EMAIL.fullmatch(email):
+    if email is not None and not EMAIL.fullmatch(email):
         raise BadValue("email", f"{email[:100]!r} is not an e-mail address; write it as ada@example.org")
 
 

@@ -1,7 +1,5 @@
 """Figures of processes that have no HTTP port, on their way to `/metrics`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +8,13 @@ from sqlalchemy import Connection, func, select
 
 from service.db import schema, statements
 from service.domain.process_metrics import MetricBuffer, MetricRow
+from service.domain.states import RunState
 from service.store.base import StorePart
+from trainers.errors import FailureClass
 
 _f = schema.figures.c
 
-GAUGE_LASTS_S = 60.0
-"""Gauges of processes that have written none for this long are not shown."""
+GAUGE_LASTS_S = 60.0  # Gauges of processes that have written none for this long are not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,19 @@ class ProcessMetrics(StorePart):
                 for project, count, oldest_s in connection.execute(statement)
             ]
 
+    def checkpoint_ages(self) -> dict[str, float]:
+        """Returns how much the runs in progress would lose at most, in seconds, by project."""
+        a, r, x = schema.attempts.c, schema.runs.c, schema.experiments.c
+        statement = (
+            select(x.project, func.min(func.coalesce(a.checkpoint_s, a.started_s)))
+            .join_from(schema.runs, schema.experiments, x.id == r.experiment_id)
+            .join(schema.attempts, (a.run_id == r.id) & (a.number == r.attempt))
+            .where(r.state == RunState.running)
+            .group_by(x.project)
+        )
+        now = self.clock()
+        return {project: max(0.0, now - since_s) for project, since_s in self.read(statement)}
+
     def figures(self) -> list[MetricRow]:
         """Sums, and the gauges of processes that live."""
         columns = select(_f.name, _f.labels, _f.value, (_f.source != "").label("is_gauge"))
@@ -66,11 +78,20 @@ class ProcessMetrics(StorePart):
             return [MetricRow(*row) for row in connection.execute(rows)]
 
 
-def count_in(connection: Connection, name: str, now: float, **labels: str) -> None:
-    """Adds 1 to a counter in the transaction of what it counts."""
+def count_in(connection: Connection, now: float, *names: str, by: float = 1.0, **labels: str) -> None:
+    """Adds to counters in the transaction of what they count."""
     buffer = MetricBuffer()
-    buffer.count(name, 1.0, **labels)
+    for name in names:
+        buffer.count(name, by, **labels)
     _add(connection, buffer.taken(), now, "")
+
+
+def count_failures(
+    connection: Connection, now: float, failure: FailureClass, *, retried: bool, by: float = 1.0
+) -> None:
+    """Counts attempts at runs that failed, in the transaction that ends them."""
+    names = ["stillhouse_failures_total", *(["stillhouse_retries_total"] if retried else [])]
+    count_in(connection, now, *names, by=by, failure_class=failure)
 
 
 def _add(connection: Connection, rows: Sequence[MetricRow], now: float, source: str) -> None:

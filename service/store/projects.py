@@ -1,7 +1,5 @@
 """Projects, and who is what in them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import asdict
@@ -25,11 +23,9 @@ from service.store.people import read_project, read_user
 _d, _x, _p, _m = schema.placements.c, schema.experiments.c, schema.projects.c, schema.members.c
 _u, _r = schema.users.c, schema.runs.c
 
-LONGEST_TITLE = 200
-"""Characters of a project's title at most."""
+LONGEST_TITLE = 200  # Characters of a project's title at most
 _NAME = re.compile(NAME_PATTERN)
 _SUBMIT_IN_TURN = sa.text("SELECT pg_advisory_xact_lock(7305420, hashtext(:user))")
-
 
 _until = sa.case(
     (_d.released_s < bindparam("now", type_=schema.Real), _d.released_s),
@@ -77,7 +73,6 @@ class Projects(StorePart):
         notes: str = "",
         actor: Actor = LOCAL_ACTOR,
     ) -> ProjectDetail:
-        """Creates a project without members."""
         if not _NAME.fullmatch(name):
             raise BadValue(
                 "name",
@@ -104,14 +99,13 @@ class Projects(StorePart):
     ) -> ProjectDetail:
         """Changes a project; None leaves a field as it is."""
         _check_texts(title or "", notes or "")
-        given = {
-            "title": None if title is None else storable(title),
-            "visible_to_all": visible_to_all,
-            "notes": None if notes is None else storable(notes),
+        given = {"title": title, "visible_to_all": visible_to_all, "notes": notes}
+        values = {
+            field: storable(value) if isinstance(value, str) else value
+            for field, value in given.items()
+            if value is not None
         }
-        return self._change(
-            name, "set", {field: value for field, value in given.items() if value is not None}, actor
-        )
+        return self._change(name, "set", values, actor)
 
     def limits(self, name: str) -> ProjectLimits:
         with self.database.read() as connection:
@@ -220,7 +214,6 @@ class Projects(StorePart):
     def set_member(
         self, connection: Connection, project: str, user: str, role: Role, *, actor: Actor = LOCAL_ACTOR
     ) -> ProjectDetail:
-        """Gives a user a role in a project, in place of one that they have."""
         now = self.clock()
         read_project(connection, project, lock=True)
         read_user(connection, user)
@@ -240,7 +233,6 @@ class Projects(StorePart):
     def remove_member(
         self, connection: Connection, project: str, user: str, *, actor: Actor = LOCAL_ACTOR
     ) -> ProjectDetail:
-        """Takes a user's role in a project away; what they submitted stays."""
         now = self.clock()
         read_project(connection, project, lock=True)
         role_of = select(_m.role).where(_m.project == project, _m.user == user)
@@ -253,7 +245,6 @@ class Projects(StorePart):
         return _detail(connection, project)
 
     def maintainers(self, project: str) -> list[str]:
-        """Who can grant roles in a project."""
         maintainers_of = (
             select(_m.user)
             .join(schema.users, _u.name == _m.user)
@@ -270,7 +261,6 @@ class Projects(StorePart):
         }
 
     def queued_runs_of(self, project: str, owner: str) -> int:
-        """How many runs of a user wait in a project."""
         ((count,),) = self.read(_queued_runs_of(project, owner))
         return int(count)
 

@@ -11,8 +11,9 @@ import bisect
 import math
 import operator
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import psycopg
@@ -33,12 +34,9 @@ from service.store.base import Clocks, StorePart, storable
 
 _u, _r, _a, _p = schema.attempt_usage.c, schema.runs.c, schema.attempts.c, schema.points.c
 
-LONGEST_LOG_LINE = 16_000
-"""Log messages are cut to this many characters."""
-LONGEST_NAME = 200
-"""Names of metrics are cut to this many characters."""
-_KEYS = 500
-"""Measurements that one statement looks up."""
+LONGEST_LOG_LINE = 16_000  # Log messages are cut to this many characters
+LONGEST_NAME = 200  # Names of metrics are cut to this many characters
+_KEYS = 500  # Measurements that one statement looks up
 ADD_MEASURED = (
     update(schema.attempt_usage)
     .where(
@@ -53,8 +51,7 @@ ADD_MEASURED = (
     )
 )
 """Add new measurements of an attempt to its sums."""
-FEWEST_COPIED = 200
-"""Points that PostgreSQL takes by COPY, which needs two statements more than an INSERT."""
+FEWEST_COPIED = 200  # Points that PostgreSQL takes by COPY, which needs two statements more than an INSERT
 _POSTGRESQL_TYPES = {sa.BigInteger: "int8", sa.Integer: "int4", sa.Float: "float8", sa.Text: "text"}
 _KEEP = "ON CONFLICT DO NOTHING"
 _NEWER_POINT = """
@@ -80,8 +77,7 @@ _WIDER_EXTREMES = f"""
       nan_step = CASE WHEN {_EARLIER_NAN} THEN excluded.nan_step ELSE point_extremes.nan_step END
     WHERE {_LOWER} OR {_HIGHER} OR {_EARLIER_NAN}
 """
-LockedRun: TypeAlias = "sa.Row[Any, Any, Any, Any]"
-"""Id, experiment, attempt and state of a locked run."""
+LockedRun: TypeAlias = "sa.Row[Any, Any, Any, Any]"  # Id, experiment, attempt and state of a locked run
 # Written out, because a list of parameters cannot be part of a statement that runs for many rows.
 _active = _r.state.in_([sa.literal_column(f"'{state}'") for state in sorted(ACTIVE_RUN_STATES)])
 _current_run = (_r.id == bindparam("run"), _r.attempt == bindparam("current"))
@@ -153,6 +149,7 @@ class CheckpointRow:
     attempt: int
     step: int
     path: str
+    at_s: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +271,7 @@ def _write(
     connection: Connection, batch: RecordBatch, names: dict[str, int], runs: Mapping[int, LockedRun]
 ) -> None:
     _write_points(connection, batch.points, names)
-    logs = [
-        (row.run_id, row.attempt, row.number, row.at_s, row.level, storable(row.message[:LONGEST_LOG_LINE]))
-        for row in batch.logs
-    ]
+    logs = [(*astuple(row)[:5], storable(row.message[:LONGEST_LOG_LINE]), row.stream) for row in batch.logs]
     _insert(connection, schema.log_lines, logs, _KEEP)
     _count_measurements(connection, batch.measurements, runs)
     _write_measurements(connection, batch.measurements)
@@ -289,6 +283,10 @@ def _write(
     ]
     if checkpoints:
         connection.execute(SET_CHECKPOINT, checkpoints)
+        times = [{"run": row.run_id, "current": row.attempt, "at": row.at_s} for row in batch.checkpoints]
+        connection.execute(
+            update(schema.attempts).where(*_attempt).values(checkpoint_s=bindparam("at")), times
+        )
     seen = [
         {"run": run_id, "current": attempt, "at": at_s}
         for (run_id, attempt), at_s in sorted(batch.last_signs_of_life().items())

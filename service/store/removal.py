@@ -4,10 +4,7 @@ Both go in transactions of a few milliseconds, so that others write in between, 
 after a crash: what is left to do is read from the rows themselves.
 """
 
-from __future__ import annotations
-
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,27 +20,22 @@ from service.domain.access import EVERYTHING, LOCAL_ACTOR, Actor, Visibility
 from service.domain.events import EventKind
 from service.domain.records import DeletedExperiment, Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
-from service.specs.models import experiment_folder
+from service.specs.models import experiment_folder, stored_experiment
 from service.store.audit import note_change
 from service.store.base import NewEvent, StorePart, announce, lock_experiment, read_experiment, transaction
 from service.store.series import BOUNDS
+from trainers.data import storage
 
 _x, _r, _p, _e = schema.experiments.c, schema.runs.c, schema.points.c, schema.point_extremes.c
 
-
-ROWS_AT_A_TIME = 2_000
-"""Rows that one transaction removes at most."""
-FEWEST_ROWS = 500
-"""Rows that one transaction removes at most at first, and where the database is slow."""
-TRANSACTION_S = 0.01
-"""Time that one transaction should take, in s: others that write wait for it."""
-STATEMENTS_AT_A_TIME = 50
-"""Tables of runs that one transaction looks at."""
+ROWS_AT_A_TIME = 2_000  # Rows that one transaction removes at most
+FEWEST_ROWS = 500  # Rows that one transaction removes at most at first, and where the database is slow
+TRANSACTION_S = 0.01  # Time that one transaction should take, in s: others that write wait for it
+STATEMENTS_AT_A_TIME = 50  # Tables of runs that one transaction looks at
 
 _DAY_S = 86_400.0
 
 Key = tuple[object, ...]
-
 
 _OF_RUN = (
     schema.points,
@@ -100,8 +92,7 @@ class OwnedRows:
     """Rows of one owner in one table."""
 
     table: sa.Table
-    owner: str
-    """Column with the owner's id."""
+    owner: str  # Column with the owner's id
     id: int
 
     @property
@@ -224,7 +215,6 @@ class Removal(StorePart):
     def restore(
         self, connection: Connection, experiment_id: int, *, actor: Actor = LOCAL_ACTOR
     ) -> Experiment:
-        """Shows a deleted experiment to everyone again, as it was."""
         now = self.clock()
         deleted = connection.execute(_deleted(experiment_id)).one_or_none()
         if deleted is None:
@@ -245,7 +235,11 @@ class Removal(StorePart):
         )
         missing = connection.execute(missing_source).one_or_none()
         if missing is not None:
-            raise Conflict(f"experiment {experiment_id}: {_missing_words(*missing)}")
+            run_id, reused, owner_id = missing
+            fix = ", which has been removed; submit its spec again"
+            if owner_id is not None:
+                fix = f"; restore experiment {owner_id} first"
+            raise Conflict(f"experiment {experiment_id}: run {run_id} shows figures of run {reused}{fix}")
         if not connection.execute(restore(experiment_id, now=now)).rowcount:
             raise Conflict(
                 f"experiment {experiment_id} was deleted and is being removed; submit its spec again"
@@ -292,9 +286,9 @@ class Removal(StorePart):
         begin = begin_removal(experiment_id, now=self.clock())
         if not self.database.write(lambda connection: connection.execute(begin).rowcount):
             return
-        folder = experiment_folder(self.settings, experiment_id)
-        if folder.exists():  # Not on this machine, or gone already.
-            shutil.rmtree(folder)
+        # Either may be gone already, and the first not be on this machine.
+        storage.delete(experiment_folder(self.settings, experiment_id))
+        storage.delete(stored_experiment(self.settings, experiment_id))
         parts = [
             part
             for run_id in self._runs_of(experiment_id)
@@ -382,12 +376,6 @@ class Removal(StorePart):
                 yield removed
 
 
-def _missing_words(run_id: int, reused: int, experiment_id: int | None) -> str:
-    if experiment_id is None:
-        return f"run {run_id} shows figures of run {reused}, which has been removed; submit its spec again"
-    return f"run {run_id} shows figures of run {reused}; restore experiment {experiment_id} first"
-
-
 def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
     """Thins the next points of a series; returns how many went, and the last step that was looked at."""
     following = {name: bounds[name] for name in ("run", "name", "number", "after")}
@@ -397,7 +385,6 @@ def _prune(connection: Connection, bounds: dict[str, int]) -> tuple[int, int]:
 
 
 def _removable(now: float) -> sa.ColumnElement[bool]:
-    """Whether a deleted experiment can no longer be restored."""
     return _x.remove_after_s.is_(None) | (_x.remove_after_s <= sa.literal(now, schema.Real))
 
 

@@ -4,8 +4,6 @@ What waits is moved at once; what a driver holds gets a column with the time of 
 the driver carries it out. Cancel beats retry; a finished result beats cancel.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
@@ -14,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, func, select, update
 
 from service.db import schema, statements
-from service.db.errors import BadValue, Conflict
+from service.db.errors import BadValue, Conflict, NotFound
 from service.db.schema import NEIGHBOUR_COLUMNS
 from service.domain.access import LOCAL_ACTOR, Actor
 from service.domain.events import EventKind
@@ -211,11 +209,7 @@ class Requesting(StorePart):
         return _carried_out(connection, experiment_id, new, now, actor, _standing(row))
 
     def _queue_again(
-        self,
-        connection: Connection,
-        experiment_id: int,
-        runs: frozenset[RunState] | set[RunState],
-        now: float,
+        self, connection: Connection, experiment_id: int, runs: Set[RunState], now: float
     ) -> int:
         connection.execute(
             statements.move_experiment(
@@ -230,9 +224,7 @@ class Requesting(StorePart):
         )
         return self._queue_runs(connection, experiment_id, runs)
 
-    def _queue_runs(
-        self, connection: Connection, experiment_id: int, runs: frozenset[RunState] | set[RunState]
-    ) -> int:
+    def _queue_runs(self, connection: Connection, experiment_id: int, runs: Set[RunState]) -> int:
         queued = connection.execute(
             statements.move_runs(
                 experiment_id,
@@ -263,8 +255,18 @@ class Requesting(StorePart):
         return _carried_out(connection, experiment_id, [new], now, actor, before)
 
     @transaction
+    def cancel_runs(
+        self, connection: Connection, experiment_id: int, ids: Collection[int], *, actor: Actor = LOCAL_ACTOR
+    ) -> list[Run]:
+        """Cancels runs of an experiment, all or none; leaves those that have ended."""
+        return [self._cancel_run(connection, id, actor) for id in _of(connection, experiment_id, ids)]
+
+    @transaction
     def cancel_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Cancels a waiting run at once; asks the driver to cancel one that runs; leaves an ended one."""
+        return self._cancel_run(connection, run_id, actor)
+
+    def _cancel_run(self, connection: Connection, run_id: int, actor: Actor) -> Run:
         now = self.clock()
         _, run = lock_run(connection, run_id)
         if run.state in _WAITING_RUN:
@@ -289,6 +291,18 @@ class Requesting(StorePart):
     @transaction
     def retry_run(self, connection: Connection, run_id: int, *, actor: Actor = LOCAL_ACTOR) -> Run:
         """Queues a failed, cancelled or stopped run again, and with it an experiment that has ended."""
+        return self._retry_run(connection, run_id, actor)
+
+    @transaction
+    def retry_runs(
+        self, connection: Connection, experiment_id: int, ids: Collection[int], *, actor: Actor = LOCAL_ACTOR
+    ) -> list[Run]:
+        """Retries several runs of an experiment; those that cannot be retried stay as they are."""
+        again = TERMINAL_RUN_STATES - {RunState.succeeded}
+        runs = [read_run(connection, id) for id in _of(connection, experiment_id, ids)]
+        return [self._retry_run(connection, run.id, actor) if run.state in again else run for run in runs]
+
+    def _retry_run(self, connection: Connection, run_id: int, actor: Actor) -> Run:
         now = self.clock()
         row, run = lock_run(connection, run_id)
         if run.state not in TERMINAL_RUN_STATES or run.state is RunState.succeeded:
@@ -310,6 +324,37 @@ class Requesting(StorePart):
         return _carried_out_on_run(connection, run, new, now, actor)
 
     @transaction
+    def change_runs(
+        self,
+        connection: Connection,
+        /,
+        experiment_id: int,
+        ids: Collection[int],
+        *,
+        add: Collection[str] = (),
+        remove: Collection[str] = (),
+        actor: Actor = LOCAL_ACTOR,
+        **fields: Any,
+    ) -> list[Run]:
+        """Adds tags to runs of an experiment, takes others away, and sets `name`, `starred` and `notes`."""
+        given = ((name, value) for name, value in fields.items() if value is not None)
+        fields = {name: storable(value) if isinstance(value, str) else value for name, value in given}
+        now, runs = self.clock(), []
+        for id in _of(connection, experiment_id, ids):
+            run = read_run(connection, id)
+            after = fields | {"tags": _retagged(f"run {id}", run.tags, add, remove)}
+            before = {name: getattr(run, name) for name in after}
+            if before != after:
+                stored = after | {"tags": tags_text(after["tags"])}
+                connection.execute(statements.set_run(id, **stored))
+                what = ", ".join(name for name in after if before[name] != after[name])
+                new = NewEvent(EventKind.run_annotated, f"{what} changed", id, run.attempt)
+                announce(connection, experiment_id, [new], now, actor)
+                note_change(connection, actor, str(new.kind), id, now, before=before, after=after)
+            runs.append(read_run(connection, id))
+        return runs
+
+    @transaction
     def tag(
         self,
         connection: Connection,
@@ -319,22 +364,23 @@ class Requesting(StorePart):
         remove: Collection[str] = (),
         actor: Actor = LOCAL_ACTOR,
     ) -> Experiment:
-        """Adds tags to an experiment and takes others away."""
-        for tag in add:
-            if not _TAG.fullmatch(tag):
-                raise BadValue(
-                    "tags",
-                    f"{tag[:60]!r} is not a tag; use up to 50 letters, digits and . _ : / -, no spaces",
-                )
         now = self.clock()
         lock_experiment(connection, experiment_id)
         before = read_experiment(connection, experiment_id)
-        tags = sorted({*before.tags, *add} - set(remove))
-        if len(tags) > MOST_TAGS:
-            raise BadValue("tags", f"experiment {experiment_id} would have {len(tags)}; at most {MOST_TAGS}")
+        tags = _retagged(f"experiment {experiment_id}", before.tags, add, remove)
         message = f"tags: {', '.join(tags)}" if tags else "no tags"
         new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
         return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
+
+    @transaction
+    def rename(
+        self, connection: Connection, experiment_id: int, name: str, *, actor: Actor = LOCAL_ACTOR
+    ) -> Experiment:
+        now = self.clock()
+        lock_experiment(connection, experiment_id)
+        before = read_experiment(connection, experiment_id)
+        new = NewEvent(EventKind.experiment_renamed, f"renamed from {before.name}")
+        return _set(connection, before, new, now, actor, {"name": name}, {"name": name})
 
     @transaction
     def annotate(
@@ -388,6 +434,27 @@ def cancel_experiment(connection: Connection, experiment_id: int, now: float, ac
     else:
         return read_experiment(connection, experiment_id)
     return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
+
+
+def _of(connection: Connection, experiment_id: int, ids: Collection[int]) -> list[int]:
+    """Locks an experiment; the ids in order, if all are of its runs."""
+    lock_experiment(connection, experiment_id)
+    own = select(_r.id).where(_r.experiment_id == experiment_id, _r.id.in_(sorted(set(ids))))
+    missing = set(ids) - set(connection.execute(own).scalars())
+    if missing:
+        raise NotFound("run", min(missing))
+    return sorted(set(ids))
+
+
+def _retagged(what: str, tags: Collection[str], add: Collection[str], remove: Collection[str]) -> list[str]:
+    for tag in add:
+        if not _TAG.fullmatch(tag):
+            wanted = "use up to 50 letters, digits and . _ : / -, no spaces"
+            raise BadValue("tags", f"{tag[:60]!r} is not a tag; {wanted}")
+    after = sorted({*tags, *add} - set(remove))
+    if len(after) > MOST_TAGS:
+        raise BadValue("tags", f"{what} would have {len(after)}; at most {MOST_TAGS}")
+    return after
 
 
 def _lock_ended(connection: Connection, experiment_id: int) -> sa.Row[Any]:

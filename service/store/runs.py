@@ -1,12 +1,10 @@
 """Runs as people see them: records and lists, which never load series, attempts, measurements and logs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from service.db import schema, statements
 from service.db.errors import NotFound
@@ -18,10 +16,11 @@ from service.db.listing import (
     condition_sql,
     count_rows,
     parse_run_filter,
+    read_groups,
     read_page,
 )
 from service.domain.access import EVERYTHING, Visibility
-from service.domain.records import Attempt, LogLine, MeasurementRow, Page, Run
+from service.domain.records import Attempt, GroupOfRuns, LogLine, MeasurementRow, Page, Run
 from service.domain.states import RunState
 from service.specs.reuse import Equal
 from service.store.base import StorePart, read_experiment, read_run, record, records, source_of, storable
@@ -29,8 +28,7 @@ from service.store.experiments import MAX_PAGE_SIZE, Belonging, clamped
 
 _x, _r, _a = schema.experiments.c, schema.runs.c, schema.attempts.c
 
-_HASHES = 500
-"""Settings that one statement asks for."""
+_HASHES = 500  # Settings that one statement asks for
 
 
 class QueuedRun(NamedTuple):
@@ -40,10 +38,8 @@ class QueuedRun(NamedTuple):
     place_in_grid: int
     cell: str
     seed: int
-    delay_s: float
-    """How long it waits before it is tried again; negative = it may start."""
-    started: bool
-    """Whether it ever had an attempt that trained."""
+    delay_s: float  # How long it waits before it is tried again; negative = it may start
+    started: bool  # Whether it ever had an attempt that trained
 
 
 class Runs(StorePart):
@@ -52,7 +48,6 @@ class Runs(StorePart):
             return read_run(connection, id)
 
     def belonging(self, id: int) -> Belonging | None:
-        """None when there is no such run."""
         columns = select(_x.project, _x.owner).join(schema.runs, _x.id == _r.experiment_id)
         rows = self.read(columns.where(_r.id == id, statements.VISIBLE))
         return Belonging(*rows[0]) if rows else None
@@ -128,6 +123,21 @@ class Runs(StorePart):
             total = None if offset is None else count_rows(connection, listing)
         return Page([Run.from_row(row) for row in rows], token, total)
 
+    def groups(
+        self, experiment_id: int, by: str, *, filter: str | None = None, figures: Sequence[str] = ()
+    ) -> list[GroupOfRuns]:
+        """The runs of an experiment that have the same values of what `by` names, as `order_by` would.
+
+        In a list ordered by `by`, and then by anything, each group's runs are next to each other.
+        """
+        default = Order("cell", descending=False)
+        order = parse_order(by, RUN_NAMES, default=default, beside=BESIDE_COLUMNS, parameter="by")
+        of_experiment = {"experiment_id": experiment_id}
+        listing = Listing(schema.runs, [_r.id], of_experiment, parse_run_filter(filter), order)
+        with self.database.read() as connection:
+            read_experiment(connection, experiment_id)
+            return read_groups(connection, listing, figures)
+
     def all_of(self, experiment_id: int, filter: str | None = None) -> list[Run]:
         """Every run of an experiment, in grid order."""
         runs: list[Run] = []
@@ -184,6 +194,13 @@ class Runs(StorePart):
         with self.database.read() as connection:
             of_run = _a.run_id == source_of(connection, run_id)
             return records(connection, Attempt, select(schema.attempts).where(of_run).order_by(_a.number))
+
+    def lives(self, run_id: int, first: int, until: int) -> tuple[tuple[float, float], ...]:
+        """When attempts from `first` to before `until` began and were last known to be alive, Unix times."""
+        with self.database.read() as connection:
+            chosen = (_a.run_id == run_id) & (_a.number >= first) & (_a.number < until)
+            lives = select(_a.started_s, func.coalesce(_a.seen_s, _a.started_s)).where(chosen)
+            return tuple((float(began_s), float(seen_s)) for began_s, seen_s in connection.execute(lives))
 
     def measurements(self, run_id: int) -> list[MeasurementRow]:
         """All measurements of a run, of all attempts; one that is not a number is NaN."""
@@ -243,6 +260,7 @@ class Runs(StorePart):
         limit: int = 1000,
         attempt: int | None = None,
         containing: str | None = None,
+        stream: str | None = None,
     ) -> list[LogLine]:
         """Log lines of a run in order.
 
@@ -257,6 +275,8 @@ class Runs(StorePart):
         statement = select(schema.log_lines).where(place > sa.tuple_(*first))
         if attempt is not None:
             statement = statement.where(c.attempt == attempt)
+        if stream is not None:
+            statement = statement.where(c.stream == stream)
         if containing is not None:
             statement = statement.where(c.message.icontains(storable(containing), autoescape=True))
         if before is None:

@@ -29,10 +29,8 @@ from service.store.runs import as_float
 
 _p, _e, _r, _n = schema.points.c, schema.point_extremes.c, schema.runs.c, schema.metric_names.c
 
-MOST_POINTS = 10_000
-"""Points of one answer, over all its metrics."""
-_FEWEST_POINTS = 4
-"""Of a sampled series: both ends, least and greatest."""
+MOST_POINTS = 10_000  # Points of one answer, over all its metrics
+_FEWEST_POINTS = 4  # Of a sampled series: both ends, least and greatest
 _LAST = (1 << 63) - 1
 _ROWS_AT_A_TIME = 4096
 _series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
@@ -56,8 +54,7 @@ _EXTREMES = select(_e.low_step, _e.low, _e.high_step, _e.high, _e.nan_step).wher
     _e.bucket.between(bindparam("first_bucket"), bindparam("last_bucket")),
 )
 """Least, greatest and first NaN value of the buckets of one name and attempt."""
-_EXACT_BUCKETS = 2
-"""Kept buckets that a bucket must span for the extremes to stand for the points."""
+_EXACT_BUCKETS = 2  # Kept buckets that a bucket must span for the extremes to stand for the points
 _SUMMARIES = 20
 
 
@@ -118,7 +115,6 @@ class Buckets:
 
 class Series(StorePart):
     def latest_points(self, run_id: int) -> list[PointRow]:
-        """The latest point of each metric, by name."""
         c = schema.latest_points.c
         latest = select(_n.name, c.step, c.attempt, c.at_s, c.value).join(
             schema.metric_names, _n.id == c.name_id
@@ -129,25 +125,14 @@ class Series(StorePart):
             return [PointRow.from_row({**row, "value": as_float(row["value"])}) for row in rows]
 
     def points(
-        self,
-        run_id: int,
-        names: Sequence[str] | None = None,
-        *,
-        min_step: int | None = None,
-        max_step: int | None = None,
-        max_points: int | None = None,
+        self, run_id: int, names: Sequence[str] | None = None, *, max_points: int | None = None
     ) -> dict[str, list[PointRow]]:
         """Points by name, each in the order of steps, sampled down to about `max_points` each if given."""
         with self.database.read() as connection:
-            run = _Run.of(connection, run_id, min_step, max_step)
-            return {
-                name: (
-                    run.rows(connection, name)
-                    if max_points is None
-                    else run.sample(connection, name, max_points).points
-                )
-                for name in run.chosen(names)
-            }
+            run = _Run.of(connection, run_id)
+            if max_points is None:
+                return {name: run.rows(connection, name) for name in run.chosen(names)}
+            return {name: run.sample(connection, name, max_points).points for name in run.chosen(names)}
 
     def sampled_points(
         self,
@@ -271,7 +256,9 @@ class _Run:
     segments: list[_Segment]
 
     @classmethod
-    def of(cls, connection: Connection, run_id: int, min_step: int | None, max_step: int | None) -> _Run:
+    def of(
+        cls, connection: Connection, run_id: int, min_step: int | None = None, max_step: int | None = None
+    ) -> _Run:
         low = 0 if min_step is None else max(0, min_step)
         high = _LAST if max_step is None else min(max_step, _LAST)
         source = source_of(connection, run_id)

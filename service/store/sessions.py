@@ -1,7 +1,5 @@
 """Browser sessions and device logins: opened, recognised, and ended at once when their ground goes."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -41,8 +39,7 @@ class Polled(StrEnum):
 class Approval:
     user: str
     scope: Scope
-    project: str | None
-    """Only project of its token; None = all of the user's."""
+    project: str | None  # Only project of its token; None = all of the user's
     token_expires_s: float
 
 
@@ -215,7 +212,6 @@ class Sessions(StorePart):
         )
 
     def user_of_subject(self, subject: str) -> User | None:
-        """The user with this identity at an OpenID provider."""
         return self.read_record(User, select(schema.users).where(_u.subject == subject))
 
 
@@ -238,7 +234,6 @@ def _good_sessions(now: float, idle_s: float, own_token_sha256: str | None, *col
 
 
 def _is_pending(user_code: str, now: float) -> tuple[sa.ColumnElement[bool], ...]:
-    """Whether a device login waits for a decision."""
     undecided = (_d.approved_s.is_(None), _d.denied_s.is_(None))
     return (_d.user_code == user_code, _d.expires_s > now, *undecided)
 

@@ -3,8 +3,6 @@
 Each part becomes an experiment once: its row leaves `waiting` in the transaction that stores the experiment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 

@@ -1,7 +1,5 @@
 """Experiments come in: one transaction each, or one for many that come at the same time."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,19 +54,14 @@ class NewExperiment:
     """A submission, checked and not stored yet."""
 
     spec: ExperimentSpec
-    plans: Sequence[RunPlan]
-    """From `spec.runs()`."""
-    spec_text: str
-    """As submitted, kept verbatim."""
+    plans: Sequence[RunPlan]  # From `spec.runs()`
+    spec_text: str  # As submitted, kept verbatim
     owner: str
-    idempotency_key: str | None = None
-    """The same key with the same text answers the same experiment."""
+    idempotency_key: str | None = None  # The same key with the same text answers the same experiment
     reuse: Reuse = _NOTHING_REUSED
     """Runs that take the figures of others; one whose source is gone meanwhile is trained."""
-    actor: Actor | None = None
-    """Who sent it; None = the owner."""
-    most_queued: int | None = None
-    """Most queued runs that the owner may have in the project; None = no limit."""
+    actor: Actor | None = None  # Who sent it; None = the owner
+    most_queued: int | None = None  # Most queued runs that the owner may have in the project; None = no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +108,8 @@ _INITIAL_RUN = {
     "first_attempt": 1,
 }
 
+Answer = tuple[Experiment, bool] | BaseException  # What `submit` returns, or what it raises
+
 
 class Submissions(StorePart):
     def __init__(self, database: Database, settings: Settings, clocks: Clocks) -> None:
@@ -137,15 +132,13 @@ class Submissions(StorePart):
             raise answer
         return answer
 
-    def submit_many(
-        self, experiments: Sequence[NewExperiment]
-    ) -> list[tuple[Experiment, bool] | BaseException]:
+    def submit_many(self, experiments: Sequence[NewExperiment]) -> list[Answer]:
         """Stores several experiments in one transaction; each is answered as `submit` answers it.
 
         An exception in the list is what `submit` would have raised for that experiment alone; the others
         are stored. On `StoreOutage` nothing is stored.
         """
-        answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
+        answers: dict[int, Answer] = {}
         group: dict[int, ExperimentRows] = {}
         for position, new in enumerate(experiments):
             try:
@@ -303,7 +296,7 @@ class Submissions(StorePart):
             "config_sha256": config_sha256(spec, self._catalogue),
         }
 
-    def _store(self, group: list[ExperimentRows]) -> list[tuple[Experiment, bool] | BaseException]:
+    def _store(self, group: list[ExperimentRows]) -> list[Answer]:
         """Commits a group; when the database refuses it, each on its own, so that one fails alone."""
         try:
             return self.database.write(lambda connection: insert_group(connection, group, self.clock()))
@@ -312,7 +305,7 @@ class Submissions(StorePart):
         except Exception as error:
             if len(group) == 1:
                 return [error]
-        answers: list[tuple[Experiment, bool] | BaseException] = []
+        answers: list[Answer] = []
         for item in group:
             try:
                 answers += self._store([item])
@@ -321,9 +314,7 @@ class Submissions(StorePart):
         return answers
 
 
-def insert_group(
-    connection: Connection, group: list[ExperimentRows], now: float
-) -> list[tuple[Experiment, bool] | BaseException]:
+def insert_group(connection: Connection, group: list[ExperimentRows], now: float) -> list[Answer]:
     """Stores those of a group that their project takes; the others get the reason."""
     by_project = refused_projects(connection, {item.experiment["project"] for item in group})
     refused = {
@@ -340,9 +331,7 @@ def insert_group(
     ]
 
 
-def _insert_accepted(
-    connection: Connection, group: list[ExperimentRows], now: float
-) -> list[tuple[Experiment, bool] | BaseException]:
+def _insert_accepted(connection: Connection, group: list[ExperimentRows], now: float) -> list[Answer]:
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
     first_with_key: dict[tuple[str, str], int] = {}
     for id, item in zip(ids, group, strict=True):
@@ -350,7 +339,7 @@ def _insert_accepted(
             first_with_key.setdefault((item.new.owner, item.new.idempotency_key), id)
     keepers = _claim_keys(connection, group, ids, first_with_key, now)
 
-    answers: dict[int, tuple[Experiment, bool] | BaseException] = {}
+    answers: dict[int, Answer] = {}
     fresh: list[tuple[int, ExperimentRows]] = []
     replayed: dict[int, Any] = {}
     for position, (id, item) in enumerate(zip(ids, group, strict=True)):

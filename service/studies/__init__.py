@@ -1,25 +1,30 @@
-"""Later parts of studies: once the parts that one needs have succeeded, it is submitted for its owner.
+"""What follows when experiments end: later parts of studies, and notifications of ends without a winner.
+
+Once the parts that a part needs have succeeded, it is submitted for its owner.
 
 Several processes may do this at the same time, and one may die at any moment: a part leaves `waiting` in the
 transaction that stores its experiment, and what is left to do is read from the database.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from service.config.document import Problem, SpecError, parse
 from service.config.settings import Settings
 from service.db.errors import NotFound
 from service.domain.access import EVERYTHING, Action, Actor, Visibility
+from service.domain.events import Topic
+from service.domain.notifications import UNDECIDED
+from service.domain.records import Experiment
 from service.domain.shares import month_of
 from service.domain.states import EXPERIMENT_STATES_WITH_RESULT, ExperimentState
 from service.domain.studies import PartState, StudyPart
 from service.planner.forecasting import budget_problems
+from service.recording.outages import until_stopped
 from service.scheduling.admission import admit, read_spec
 from service.specs.experiment import ExperimentSpec
 from service.specs.project_limits import NO_LIMITS, ProjectLimits, refused_priority, spent_budget
@@ -30,7 +35,9 @@ from service.store.studies import WaitingStudy
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 2.0  # Between looks for parts whose turn has come
+_SUBMITTED_EVERY_S = 2.0  # Between looks for parts whose turn has come
+_JUDGED_EVERY_S = 5.0  # Between looks for experiments that have ended
+_LOOK_BACK_S = 86_400.0  # Of experiments that ended while no scheduler was running
 
 
 class NotPossible(Exception):
@@ -43,12 +50,7 @@ class StudyParts:
         self._catalogue = settings.catalogue()
 
     def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                self.run_once()
-            except StoreError as error:
-                logger.warning("parts of studies wait for the database: %s", error)
-            stop.wait(EVERY_S)
+        until_stopped(self.run_once, _SUBMITTED_EVERY_S, "parts of studies", stop)
 
     def run_once(self) -> None:
         """Submits the parts whose turn has come, and refuses those that never can be."""
@@ -153,4 +155,53 @@ def _never_succeeds(part: StudyPart) -> str | None:
     if part.experiment and part.experiment.state in (ExperimentState.failed, ExperimentState.cancelled):
         ended = "failed" if part.experiment.state is ExperimentState.failed else "was cancelled"
         return f"part {part.name} {ended} (experiment {part.experiment.id})"
+    return None
+
+
+class UndecidedEnds:
+    """Notifies of experiments that ended without a proven winner, once for each end."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._judged: set[tuple[int, int]] = set()  # Experiments with their attempts
+
+    def run(self, stop: threading.Event) -> None:
+        until_stopped(self.run_once, _JUDGED_EVERY_S, "ended experiments", stop)
+
+    def run_once(self) -> None:
+        notifications = self._store.notifications
+        if not any(Topic.undecided in one.topics for one in notifications.subscriptions()):
+            return
+        since_s = self._store.clock() - _LOOK_BACK_S
+        ended = self._store.experiments.page(filter=f"ended_s > {since_s}", order_by="ended_s desc").items
+        for one in ended:
+            if one.state not in EXPERIMENT_STATES_WITH_RESULT or (one.id, one.attempt) in self._judged:
+                continue
+            try:
+                why = verdict(self._store, one)
+            except StoreError:
+                raise
+            except Exception:
+                # An experiment with which something is wrong must not hold up all others.
+                logger.exception("experiment %d could not be judged", one.id)
+                why = None
+            if why is not None:
+                named = {"id": one.id, "name": one.name, "owner": one.owner}
+                key = f"undecided:{one.id}:{one.attempt}"
+                notifications.notice(key, UNDECIDED, one.project, why, {"experiment": named})
+            self._judged.add((one.id, one.attempt))
+
+
+def verdict(store: Store, experiment: Experiment) -> str | None:
+    """Says that the winner is not proven; None = it is, or there is only one configuration."""
+    # Imported here: the statistics are large, and seldom needed.
+    from service.analysis.answers import AnalysisError
+    from service.analysis.question import Question
+    from service.analysis.run_table import read_run_table
+
+    with suppress(AnalysisError):
+        answer = Question(read_run_table(store, [experiment.id])).recommend()
+        claim = answer.over_runner_up
+        if answer.runner_up is not None and (claim is None or claim.verdict == "undecided"):
+            return f"undecided: {answer.text}"
     return None

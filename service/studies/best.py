@@ -1,7 +1,5 @@
 """What a part takes from those that it needs: runs of the same seed, the best run, and arms at their best."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

@@ -44,9 +44,10 @@ _RAY_PARTS = (
 )
 _RAY_TITLES = (
     b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent", b"ray::JobSupervisor", b"ray-dashboard",
+    b"python -m service.",
 )  # fmt: skip
-_EXPERIMENT_ACTOR = b"ray::ExperimentActor"
-"""The actor that writes what an experiment's runs report: the service's, although it has the mark."""
+_RELAY = b"ray::Relay"
+"""The actor that passes reports on: the service's, although it has the mark of an experiment."""
 _SCRIPT = b"stillhouse"
 OTHERS_SHARE = 0.2  # Share of the machine's CPUs above which use by others is noticeable
 LOOK_S = 5.0  # Time between two looks
@@ -157,7 +158,7 @@ class ProcessTable:
             name, _, value = entry.partition(b"=")
             if name == MARK.encode():
                 title = self._bytes(pid, "cmdline")
-                return SERVICE if title.startswith(_EXPERIMENT_ACTOR) else value.decode(errors="replace")
+                return SERVICE if title.startswith(_RELAY) else value.decode(errors="replace")
         return SERVICE if _is_service(self._bytes(pid, "cmdline")) else None
 
     def _bytes(self, pid: int, name: str) -> bytes:

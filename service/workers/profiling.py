@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
+from trainers.data.storage import place
 from trainers.profiling.profile import Profile
 
 _RESULT = "stillhouse-profile: "
@@ -117,9 +118,11 @@ def main(word: str) -> None:
 def measure(order: ProfileOrder) -> dict[str, Any]:
     from service.workers.worker_group import fit
 
-    checkpoints = Path(order.config.workspace.checkpoints)
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    shared = Path(tempfile.mkdtemp(prefix="profile-", dir=checkpoints))
+    folder = place(order.config.workspace.checkpoints)
+    if not isinstance(folder, Path):  # What Train writes needs a folder.
+        folder = Path(order.config.workspace.cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = Path(tempfile.mkdtemp(prefix="profile-", dir=folder))
     try:
         config = {"order": order.encode(), "shared": str(shared)}
         result = fit(_measure_in_group, config, order.shape, shared.name, shared / "ray")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from service.domain.records import Placement
 from service.recording.mailbox import Ready
 from service.recording.outages import Repeated, wait_out
+from service.recording.relay import drain_notices
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.run_plan import Shape
 from service.store import StoreOutage
@@ -19,6 +21,8 @@ from trainers.config import DevicePricing
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.25  # How often the cluster is looked at: how precisely the release of devices is known
+_ANSWER_S = 2.0
+_labels: dict[str, Mapping[str, str]] = {}  # Of nodes, by Ray's id
 SEEN_S = 5.0  # How often a placement is stored as still held
 
 
@@ -157,12 +161,14 @@ class PlacementWatch:
 def look_at_cluster() -> ClusterSnapshot:
     import ray
     from ray._private.state import available_resources_per_node
+    from ray.core.generated.common_pb2 import NodeDeathInfo
 
     available = available_resources_per_node()
+    drains = drain_notices()
     nodes = tuple(
         ClusterNode(
             id=node["NodeID"],
-            name=node["NodeManagerHostname"],
+            name=node["NodeName"] or node["NodeManagerAddress"],
             alive=node["Alive"],
             resources=dict(node["Resources"]),
             # A resource that is used up is not listed.
@@ -171,10 +177,57 @@ def look_at_cluster() -> ClusterSnapshot:
                 for name, amount in node["Resources"].items()
             },
             labels=dict(node["Labels"]),
+            draining=node["NodeID"] in drains
+            or node["DeathReason"] == NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED,
+            drain_deadline_s=drains.get(node["NodeID"]),
+            message=node["DeathReasonMessage"] or None,
         )
         for node in ray.nodes()
     )
     return ClusterSnapshot(time.time(), True, None, nodes)
+
+
+def node_answers(id: str) -> bool:
+    """Returns whether a node takes connections: Ray itself counts it as alive for a while after it died."""
+    import ray
+
+    for node in ray.nodes():
+        if node["NodeID"] == id and node["Alive"]:
+            try:
+                address = node["NodeManagerAddress"], node["NodeManagerPort"]
+                socket.create_connection(address, timeout=_ANSWER_S).close()
+            except OSError:
+                return False
+            return True
+    return False
+
+
+def drain(head: str, labels: Mapping[str, str], within_s: float, why: str) -> list[str]:
+    """Announces that the nodes with these labels go; returns their names.
+
+    Raises:
+        OSError: nothing answers at `head`, the `host:port` of Ray's GCS.
+        RuntimeError: Ray refuses.
+    """
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+    host, _, port = head.rpartition(":")
+    socket.create_connection((host, int(port)), _ANSWER_S).close()  # Ray itself would try for 40 s.
+    gcs = GcsClient(address=head)
+    going = [
+        node
+        for node in gcs.get_all_node_info().values()
+        if node.state == GcsNodeInfo.ALIVE and labels.items() <= dict(node.labels).items()
+    ]
+    deadline_ms = int(1e3 * (time.time() + within_s))
+    for node in going:
+        reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        accepted, refusal = gcs.drain_node(node.node_id.hex(), reason, why, deadline_ms)
+        if not accepted:
+            raise RuntimeError(f"refuses to drain node {node.node_name}: {refusal}")
+    return [node.node_name for node in going]
 
 
 def look_at_placements() -> tuple[PlacementGroup, ...]:
@@ -185,12 +238,14 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
 
     # The public table has neither whose a group is nor when it was created.
     own = ray.get_runtime_context().get_job_id()
-    labels = {node["NodeID"]: dict(node["Labels"]) for node in ray.nodes()}
     placements = []
     for serialised in state._connect_and_get_accessor().get_placement_group_table():
         group = PlacementGroupTableData.FromString(serialised)
         if group.creator_job_id.hex() != own or group.state != PlacementGroupTableData.CREATED:
             continue
+        first = group.bundles[0].node_id.hex()
+        if first not in _labels:  # Asked once: a node keeps its labels.
+            _labels.update((node["NodeID"], dict(node["Labels"])) for node in ray.nodes())
         created_ns = (
             group.stats.creation_request_received_ns + 1000 * group.stats.end_to_end_creation_latency_us
         )
@@ -199,7 +254,7 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
                 id=group.placement_group_id.hex(),
                 created_s=created_ns / 1e9,
                 bundles=tuple(dict(bundle.unit_resources) for bundle in group.bundles),
-                labels=labels.get(group.bundles[0].node_id.hex(), {}),
+                labels=_labels.get(first, {}),
             )
         )
     return tuple(placements)

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from service.recording.experiment_actor import ExperimentActorClient, patiently
-from service.recording.mailbox import Assignment, Ending, Ready, Turn
-from service.workers.worker_attempt import ending_of, failure_of, failure_of_group, train_one
+from service.recording.mailbox import Assignment, Ending, Grant, Ready, Turn
+from service.recording.relay import RelayClient, patiently
+from service.workers.worker_attempt import ending_of, failure_of, failure_of_group, ray_node_id, train_one
 from service.workers.worker_group import WorkerGroup, WorkerGroupFailed, placement_id
+from trainers.data.storage import place
 from trainers.errors import FailureClass
 from trainers.reporting import StopReason
 
@@ -35,7 +36,7 @@ class ProcessNotClean(Exception):
     """Ends the run's process: it may have left something behind, or its devices go to others."""
 
 
-def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storage: str, names: str) -> None:
+def run_trial(config: Mapping[str, Any], *, relay: RelayClient, storage: str, names: str) -> None:
     """Gets the workers of the `turn` ready, has an attempt opened, trains, and reports its `Ending` to Tune.
 
     `ProcessNotClean` comes after the report; Tune then ends the process.
@@ -48,16 +49,20 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
     turn: Turn = config["turn"]
     try:
         ready = (
-            _alone_ready(turn) if turn.shape.workers == 1 else _group_ready(actor, turn, Path(storage), names)
+            _alone_ready(turn) if turn.shape.workers == 1 else _group_ready(relay, turn, Path(storage), names)
         )
     except WorkerGroupFailed as error:
         ending = _group_failed(turn, error)
     else:
         tune.report({"ready": ready})
-        assignment = _granted(actor, turn)
+        grant = _granted(relay, turn)
+        if grant.leaves:
+            _close_group()
+            raise ProcessNotClean("its node is going")
+        assignment = grant.assignment
         if assignment is None:
             return
-        ending = _alone(actor, assignment) if turn.shape.workers == 1 else _in_group(assignment)
+        ending = _alone(relay, assignment) if turn.shape.workers == 1 else _in_group(assignment)
     tune.report({"ending": ending})
     if ending.stop_reason is StopReason.preempted:
         # Else Tune would keep the process, and its devices, for the next run.
@@ -70,12 +75,12 @@ def run_trial(config: Mapping[str, Any], *, actor: ExperimentActorClient, storag
         raise ProcessNotClean(ending.failure[1])
 
 
-def _granted(actor: ExperimentActorClient, turn: Turn) -> Assignment | None:
-    """Waits for the driver's answer; None = the run is no longer wanted."""
+def _granted(relay: RelayClient, turn: Turn) -> Grant:
+    """Waits for the driver's answer."""
     while True:
-        grant = patiently(lambda: actor.granted(turn.name))
+        grant = patiently(lambda: relay.granted(turn.name))
         if grant is not None:
-            return grant.assignment
+            return grant
         time.sleep(_LOOK_S)
 
 
@@ -84,39 +89,46 @@ def _alone_ready(turn: Turn) -> Ready:
 
     parts = make_ready(turn.shape.device)
     logger.info("worker ready: %s", ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items()))
-    return Ready(placement_id(), time.time())
+    return Ready(placement_id(), time.time(), (ray_node_id(),))
 
 
-def _alone(actor: ExperimentActorClient, assignment: Assignment) -> Ending:
+def _alone(relay: RelayClient, assignment: Assignment) -> Ending:
     try:
-        return ending_of(train_one(actor, assignment))
+        return ending_of(train_one(relay, assignment))
     except Exception as error:
         logger.exception("run %d failed", assignment.run_id)
         return Ending("failed", failure=failure_of(error))
 
 
-def _group_ready(actor: ExperimentActorClient, turn: Turn, storage: Path, names: str) -> Ready:
+def _group_ready(relay: RelayClient, turn: Turn, storage: Path, names: str) -> Ready:
     """Opens a group unless one of the turn's shape is open; returns once its workers wait for orders."""
     global _group
     if _group is not None and (not _group.open or turn.isolated or _group.shape != turn.shape):
-        _group.close()
-        _group = None
+        _close_group()
     if _group is None:
-        _group = WorkerGroup(actor, turn.shape, f"{names}-{turn.name}", storage)
-    return _group.wait_until_ready()
+        workspace = turn.config.workspace
+        shared = isinstance(place(workspace.checkpoints), Path)
+        folder = storage if shared else Path(workspace.cache) / "train"
+        _group = WorkerGroup(relay, turn.shape, f"{names}-{turn.name}", folder, shared=shared)
+    return _group.wait_until_ready(starts_node=turn.starts_node)
 
 
 def _in_group(assignment: Assignment) -> Ending:
-    global _group
     assert _group is not None
     try:
         ending = _group.train(assignment)
     except WorkerGroupFailed as error:
         return _group_failed(assignment.turn, error)
     if assignment.turn.isolated or ending.stop_reason is StopReason.preempted:
+        _close_group()
+    return ending
+
+
+def _close_group() -> None:
+    global _group
+    if _group is not None:
         _group.close()
         _group = None
-    return ending
 
 
 def _group_failed(turn: Turn, error: WorkerGroupFailed) -> Ending:

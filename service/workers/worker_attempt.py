@@ -5,6 +5,7 @@ Ray's own errors are classified here, all others by `trainers.entrypoint.classif
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -15,17 +16,18 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from service.domain.records import LogLine, MeasurementRow
-from service.recording.experiment_actor import ExperimentActorClient
 from service.recording.mailbox import Assignment, Ending, WorkerAddress
 from service.recording.recorder import STALE_EXIT_CODE, Acknowledgement, Report, Started
+from service.recording.relay import RelayClient
 from service.store import AliveRow, CheckpointRow, PointBatch, ProgressRow, RecordBatch
 from service.workers.neighbour_watch import watcher
+from service.workers.run_gauges import RunGauges
 from trainers.config import Parallel
 from trainers.errors import FailureClass, PipelineError
-from trainers.reporting import Measurement, NullSink, Point, Sink, StopReason, TrainingOutcome
+from trainers.reporting import Level, Measurement, NullSink, Point, Sink, StopReason, Stream, TrainingOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ _RESEND_S = 0.5
 _FLUSH_S = 5.0
 _WORST_FIRST = (
     FailureClass.out_of_memory,
+    FailureClass.storage,
     FailureClass.infrastructure,
     FailureClass.not_finite,
     FailureClass.bad_data,
@@ -79,6 +82,7 @@ class RecorderSink(Sink):
         self._rank = rank
         self._workers = workers
         self._on_stale = on_stale
+        self._gauges = RunGauges(run_id)
         self._changed = threading.Condition()
         self._started: Started | None = None
         self._points: dict[str, PointBatch] = {}
@@ -137,7 +141,9 @@ class RecorderSink(Sink):
             "worker_pid": os.getpid(),
             **({"worker_places": [asdict(worker) for worker in self._workers]} if self._workers else {}),
         }
-        self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, known)))
+        # Plain values: to read one of torch's types the driver would import torch.
+        plain = json.loads(json.dumps(known, default=str, skipkeys=True))
+        self._add(lambda: setattr(self, "_started", Started(total_steps, resumed_from_step, plain)))
 
     def points(self, points: Sequence[Point]) -> None:
         def add() -> None:
@@ -151,6 +157,7 @@ class RecorderSink(Sink):
                 batch.at_s.append(point.at_s)
 
         self._add(add)
+        self._gauges.points(points)
 
     def progress(self, *, step: int, total_steps: int, phase: str) -> None:
         """Replaces the progress in the next report; before a checkpoint, waits for the points up to it."""
@@ -163,6 +170,7 @@ class RecorderSink(Sink):
 
     def measurement(self, measurement: Measurement) -> None:
         self._add(lambda: self._measurements.append(self._row(measurement)))
+        self._gauges.measurement(measurement)
 
     def of_machine(self, measurements: Sequence[Measurement]) -> None:
         """Reports measurements of this worker's machine; any rank may."""
@@ -182,11 +190,11 @@ class RecorderSink(Sink):
             measurement.end_s,
         )
 
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
+    def log(self, level: Level, message: str, stream: Stream = "log") -> None:
         def add() -> None:
             self._log_count += 1
             self._logs.append(
-                LogLine(self._run_id, self._attempt, self._log_count, time.time(), level, message)
+                LogLine(self._run_id, self._attempt, self._log_count, time.time(), level, message, stream)
             )
 
         self._add(add)
@@ -296,7 +304,7 @@ def ray_node_id() -> str | None:
 
 
 def train_one(
-    actor: ExperimentActorClient,
+    relay: RelayClient,
     assignment: Assignment,
     *,
     rank: int = 0,
@@ -306,7 +314,7 @@ def train_one(
     from trainers.entrypoint import train
 
     run_id, attempt = assignment.run_id, assignment.attempt
-    sink = RecorderSink(actor.report, run_id, attempt, rank=rank, workers=workers, on_stale=_end_process)
+    sink = RecorderSink(relay.report, run_id, attempt, rank=rank, workers=workers, on_stale=_end_process)
     watch = watcher(sink.of_machine, assignment.turn.shape.device, rank, workers)
     try:
         try:
@@ -314,7 +322,7 @@ def train_one(
                 assignment.turn.config,
                 sink if rank == 0 else NullSink(),
                 sink,
-                clock=assignment.clock,
+                history=assignment.history,
                 fence=sink,
             )
         finally:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.recording.experiment_actor import ExperimentActorClient, patiently
 from service.recording.mailbox import Assignment, Ending, Ready, WorkerAddress, WorkOrder
 from service.recording.outages import Repeated
+from service.recording.relay import RelayClient, patiently
 from service.scheduling.run_plan import Shape
 from service.workers.ray_cluster import look_at_cluster
 from service.workers.worker_attempt import ending_of, ray_node_id, train_one
@@ -43,7 +45,7 @@ _TRAIN_ENVIRONMENT = {
     # The controller looks at its workers this often: it bounds how late an ended group is noticed.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # An actor per group; the driver watches for all its runs.
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
@@ -58,13 +60,16 @@ class WorkerGroupFailed(Exception):
 
 
 class WorkerGroup:
-    """A group of workers, open until `close` or a failure (`WorkerGroupFailed`)."""
+    """A group of workers, open until `close` or a failure (`WorkerGroupFailed`).
 
-    def __init__(self, actor: ExperimentActorClient, shape: Shape, name: str, storage: Path) -> None:
+    `folder` is for Ray Train's own files; `shared` = all workers must see it, as they do their checkpoints.
+    """
+
+    def __init__(self, relay: RelayClient, shape: Shape, name: str, folder: Path, *, shared: bool) -> None:
         self.shape = shape
-        self._actor = actor
+        self._relay = relay
         self._name = f"{name}-{uuid.uuid4().hex[:8]}"
-        self._storage = storage
+        self._folder, self._shared = folder, shared
         self._order = 0
         self._ready: Ready | None = None
         self._error: BaseException | None = None
@@ -76,16 +81,21 @@ class WorkerGroup:
     def open(self) -> bool:
         return not self._ended.is_set()
 
-    def wait_until_ready(self) -> Ready:
-        """Waits until all workers are placed, have found each other and wait for orders."""
+    def wait_until_ready(self, *, starts_node: bool) -> Ready:
+        """Waits until all workers are placed, have found each other and wait for orders.
+
+        `starts_node`: the cluster has no room for them before a node has started.
+        """
         room = _Room(self.shape)
         while True:
-            room.check()
+            if not starts_node:
+                room.check()
             ended = self._ended.is_set()
-            workers = patiently(lambda: self._actor.ready(self._name))
+            workers = patiently(lambda: self._relay.ready(self._name))
             if len(workers) == self.shape.workers:
                 if self._ready is None:
-                    self._ready = Ready(workers[0].placement, time.time())
+                    nodes = tuple(worker.node for worker in workers)
+                    self._ready = Ready(workers[0].placement, time.time(), nodes)
                 return self._ready
             if ended:
                 raise _failed(self._error)
@@ -101,9 +111,9 @@ class WorkerGroup:
             room.check()
             ended = self._ended.is_set()  # Before the look: a result may come just before the end.
             try:
-                ending = self._actor.ask(self._name, order)
+                ending = self._relay.ask(self._name, order)
             except ray.exceptions.RayError as error:
-                logger.warning("the experiment's actor does not respond; asking again: %s", error)
+                logger.warning("the relay does not respond; asking again: %s", error)
                 self._ended.wait(_AWAY_S)
                 continue
             if ending is not None:
@@ -119,27 +129,27 @@ class WorkerGroup:
         try:
             if self.open:
                 self._order += 1
-                self._actor.ask(self._name, WorkOrder(self._order, None))
+                self._relay.ask(self._name, WorkOrder(self._order, None))
             self._ended.wait(_END_TIMEOUT_S)
-            self._actor.forget(self._name)
+            self._relay.forget(self._name)
         except ray.exceptions.RayError as error:
-            logger.warning(
-                "the experiment's actor does not respond; Ray will end the group with this process: %s", error
-            )
+            logger.warning("the relay does not respond; Ray will end the group with this process: %s", error)
         return not self.open
 
     def _fit(self) -> None:
         config = {
-            "actor": self._actor,
+            "relay": self._relay,
             "group": self._name,
-            "storage": str(self._storage),
+            "shared": str(self._folder) if self._shared else None,
             "device": self.shape.device,
         }
         try:
-            fit(_serve, config, self.shape, self._name, self._storage)
+            fit(_serve, config, self.shape, self._name, self._folder)
         except Exception as error:
             self._error = error
         finally:
+            if not self._shared:  # No experiment's removal will find it.
+                shutil.rmtree(self._folder / self._name, ignore_errors=True)
             self._ended.set()
 
 
@@ -170,31 +180,29 @@ def _serve(config: Mapping[str, Any]) -> None:
     from trainers.entrypoint import make_ready
 
     take_own_device()
-    actor: ExperimentActorClient = config["actor"]
+    relay: RelayClient = config["relay"]
     group: str = config["group"]
     rank = ray.train.get_context().get_world_rank()
     make_ready(config["device"])
     own = _own_address(rank)
     with contextlib.ExitStack() as stack:
-        with arriving(actor, group, own):
-            workers = _meet(actor, group, Path(config["storage"]), own)
+        with arriving(relay, group, own):
+            workers = _meet(relay, group, config["shared"], own)
             stack.enter_context(process_group(workers[0].address, workers[0].port, device=config["device"]))
-        _take_orders(actor, group, rank, workers)
+        _take_orders(relay, group, rank, workers)
 
 
-def _take_orders(
-    actor: ExperimentActorClient, group: str, rank: int, workers: tuple[WorkerAddress, ...]
-) -> None:
+def _take_orders(relay: RelayClient, group: str, rank: int, workers: tuple[WorkerAddress, ...]) -> None:
     number, ending = 0, None
     waited_since = time.monotonic()
     while True:
-        order = patiently(partial(actor.serve, group, workers[rank], ending, number))
+        order = patiently(partial(relay.serve, group, workers[rank], ending, number))
         if order is None:
             time.sleep(_LOOK_S if time.monotonic() - waited_since < 10 else _LOOK_LONG_S)
             continue
         if order.assignment is None:
             return
-        outcome = train_one(actor, order.assignment, rank=rank, workers=workers)
+        outcome = train_one(relay, order.assignment, rank=rank, workers=workers)
         number = order.number
         ending = ending_of(outcome) if rank == 0 else None
         waited_since = time.monotonic()
@@ -209,28 +217,29 @@ def _own_address(rank: int) -> WorkerAddress:
     )
 
 
-def arriving(actor: ExperimentActorClient, group: str, own: WorkerAddress) -> Repeated:
-    """Repeats a worker's arrival: a restarted actor has forgotten it, and its peers would wait in vain."""
-    return Repeated(lambda: actor.arrive(group, own), _ARRIVE_AGAIN_S, "arrival")
+def arriving(relay: RelayClient, group: str, own: WorkerAddress) -> Repeated:
+    """Repeats a worker's arrival: a restarted relay has forgotten it, and its peers would wait in vain."""
+    return Repeated(lambda: relay.arrive(group, own), _ARRIVE_AGAIN_S, "arrival")
 
 
 def _meet(
-    actor: ExperimentActorClient, group: str, storage: Path, own: WorkerAddress
+    relay: RelayClient, group: str, shared: str | None, own: WorkerAddress
 ) -> tuple[WorkerAddress, ...]:
-    """Waits for the group's other workers, and checks that all share the storage; returns them by rank."""
+    """Waits for the other workers, and checks that all see a `shared` folder; returns them by rank."""
     import ray.train
 
-    mark = storage / f"{group}.seen-by-all"
-    if own.rank == 0:
+    mark = None if shared is None else Path(shared) / f"{group}.seen-by-all"
+    if mark is not None and own.rank == 0:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     world = ray.train.get_context().get_world_size()
     deadline = time.monotonic() + _MEET_S
-    while len(workers := patiently(partial(actor.arrive, group, own))) < world:
+    while len(workers := patiently(partial(relay.arrive, group, own))) < world:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{world - len(workers)} of {world} workers did not join the group")
         time.sleep(_LOOK_S)
-    see_mark(mark, own.host, workers[0].host, _SEEN_S)
+    if mark is not None:
+        see_mark(mark, own.host, workers[0].host, _SEEN_S)
     return workers
 
 
@@ -241,7 +250,8 @@ def see_mark(mark: Path, own: str, writer: str, patience_s: float) -> None:
         if time.monotonic() > deadline:
             raise BadSpecError(
                 f"host {own} does not see {mark.parent}, which host {writer} writes to; workers on several "
-                "nodes need one folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share"
+                "nodes need one folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share, "
+                "or STILLHOUSE_STORAGE_URL to an object store"
             )
         time.sleep(_LOOK_S)
 
@@ -258,7 +268,9 @@ class _Room:
         if now - self._looked_s < _ROOM_EVERY_S:
             return
         self._looked_s = now
-        if self._shape.fits(look_at_cluster().nodes):
+        # Workers on a draining node may be there already; the driver moves their run.
+        nodes = [replace(node, draining=False) for node in look_at_cluster().nodes]
+        if self._shape.fits(nodes):
             self._had_room_s = now
         elif now - self._had_room_s > _NO_ROOM_S:
             raise WorkerGroupFailed(

@@ -205,7 +205,7 @@ EXPECTED: Mapping[str, Rule] = {
             "list_experiments", "list_runs", "export_runs", "get_queue", "list_hardware", "get_cluster",
             "list_held_devices", "list_shares", "list_examples", "stream_changes", "get_guide",
             "get_spec_schema", "readyz", "list_projects", "list_tokens", "list_studies",
-            "list_subscriptions", "list_deleted_experiments", "list_views",
+            "list_subscriptions", "list_subscription_choices", "list_deleted_experiments", "list_views",
             "list_deliveries", "whoami", "logout", "list_sessions", "end_session", "describe_device_login",
             "decide_device_login",
         ),
@@ -216,12 +216,14 @@ EXPECTED: Mapping[str, Rule] = {
             "get_experiment", "get_experiment_spec", "list_experiment_runs", "list_events", "get_ledger",
             "stream_experiment", "export_experiment", "compare_experiment", "score_experiment",
             "frontier_experiment", "effects_experiment", "recommend_experiment", "speedup_experiment",
-            "rank_over_tasks",
+            "rank_over_tasks", "list_run_groups",
             "report_experiment", "get_run", "get_points", "get_measurements", "get_run_ledger", "get_summary",
             "get_attempts", "get_logs", "get_model", "get_model_card", "get_run_config", "list_checkpoints",
-            "get_trace", "get_kernel_trace", "get_predictions",
+            "get_trace", "get_kernel_trace", "get_predictions", "list_predictions",
+            "get_prediction_summary", "get_run_data", "get_patch", "get_model_trial", "evaluate_texts",
+            "get_histograms",
             "stream_run", "get_project", "get_project_limits", "get_project_usage",
-            "list_figures", "get_figure", "get_study",
+            "list_figures", "get_figure", "get_curves", "get_study",
         ),
         LOOK,
     ),
@@ -230,7 +232,7 @@ EXPECTED: Mapping[str, Rule] = {
             "delete_experiment", "cancel_experiment", "pause_experiment", "resume_experiment",
             "retry_experiment", "set_experiment_priority", "cancel_run", "retry_run",
             "restore_experiment", "tag_experiment", "annotate_experiment", "archive_experiment",
-            "cancel_study",
+            "rename_experiment", "cancel_study", "change_run", "change_runs", "cancel_runs", "retry_runs",
         ),
         MANAGE,
     ),
@@ -239,7 +241,7 @@ EXPECTED: Mapping[str, Rule] = {
     **dict.fromkeys(
         (
             "create_token", "revoke_token", "add_subscription", "remove_subscription", "test_subscription",
-            "save_view", "delete_view",
+            "pause_subscription", "inspect_data", "save_view", "delete_view",
         ),
         WITH_SUBMIT,
     ),
@@ -480,6 +482,10 @@ def _json(**fields: Any) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"json": {**fields, "name": f"case {next(_numbers)}"}}
 
 
+def _paused() -> Mapping[str, Any]:
+    return {"json": {"paused": True}}
+
+
 def _spec(project: str) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"content": json.dumps({**SPEC, "project": project})}
 
@@ -504,9 +510,10 @@ def _cases() -> dict[str, Case]:
         body = _json(scope=scope, project=project)
         add(f"create a token: {scope} in {project}", "create_token", _creates(scope, project), body=body)
     for project, by in ((None, None), (HERE, None), (ELSEWHERE, None), (None, HERE), (None, ELSEWHERE)):
-        for operation in ("remove_subscription", "test_subscription"):
+        for operation in ("remove_subscription", "test_subscription", "pause_subscription"):
             words = f"{operation}: to {project}, by a token for {by}"
-            add(words, operation, _owns_within(project or by), ("subscription", project, by))
+            body = _paused if operation == "pause_subscription" else dict
+            add(words, operation, _owns_within(project or by), ("subscription", project, by), body=body)
         words = f"deliveries: to {project}, by a token for {by}"
         target = ("subscription", project, by)
 
@@ -595,7 +602,7 @@ def cells(world: World, operations: Mapping[str, tuple[str, str]], column: str) 
         case = CASES[row]
         method, template = operations[case.operation]
         answer = expected(case.rule, column)
-        fresh = answer == "ok" and method.upper() == "DELETE"
+        fresh = answer == "ok" and method.upper() in ("DELETE", "PUT")
         if case.target:
             kind = case.target[0]
             number = world.own(*case.target, fresh=fresh)

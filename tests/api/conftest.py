@@ -20,9 +20,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.connection import BoundedProtocol
+from api.server import BoundedProtocol
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
+from service.output import bounded
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
@@ -30,6 +31,7 @@ from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
 
 share_routes()
+bounded.LONGEST_S = 600.0  # Machines are busy.
 
 BASE_URL = "http://127.0.0.1:8400"
 SPEC = """\

@@ -269,12 +269,14 @@ AUDITED: dict[str, tuple[str, dict[str, Any]]] = {
     "retry_experiment": ("experiment.retried", {}),
     "set_experiment_priority": ("experiment.priority", {"priority": 10}),
     "tag_experiment": ("experiment.tagged", {"add": ["baseline"]}),
+    "rename_experiment": ("experiment.renamed", {"name": "baseline"}),
     "annotate_experiment": ("experiment.annotated", {"notes": "why"}),
     "archive_experiment": ("experiment.archived", {"archived": True}),
     "submit_study": ("study.submit", {"study": "audited", "project": HERE, "parts": {"only": SPEC}}),
     "cancel_study": ("study.cancel", {}),
     "cancel_run": ("run.cancelled", {}),
     "retry_run": ("run.retried", {}),
+    "change_run": ("run.annotated", {"starred": True}),
     "add_user": ("user.add", {"name": "eve"}),
     "change_user": ("user.set", {"email": "other@example.com"}),
     "create_token": ("token.create", {"user": "owner", "name": "audited", "scope": "read"}),
@@ -286,6 +288,7 @@ AUDITED: dict[str, tuple[str, dict[str, Any]]] = {
     "remove_member": ("project.member_remove", {}),
     "add_subscription": ("subscription.add", {"channel": "webhook", "target": WEBHOOK, "topics": ["end"]}),
     "remove_subscription": ("subscription.remove", {}),
+    "pause_subscription": ("subscription.pause", {"paused": True}),
     "save_view": ("view.save", {"name": "audited", "query": "state=failed"}),
     "delete_view": ("view.delete", {}),
     "login_with_token": ("session.begin", {"token": FIRST_TOKEN}),
@@ -298,8 +301,11 @@ NOT_AUDITED = {
     "submit_experiment": "the experiment's first event has who submitted it",
     "continue_run": "the same",
     "retrain_run": "the same",
+    **dict.fromkeys(("change_runs", "cancel_runs", "retry_runs"), "each run has a row, as by itself"),
     "validate_spec": "changes nothing",
     "preview_spec": "changes nothing",
+    "inspect_data": "changes nothing",
+    "evaluate_texts": "changes nothing",
     "test_subscription": "the log of deliveries has it",
     "device_code": "no one is known yet",
     "device_token": "approval and token have rows of their own",
@@ -326,6 +332,9 @@ def test_every_change_leaves_a_row_with_its_author(tmp_path: Path) -> None:
         leave_rows(client, world)
 
 
+_BY_OWNER = ("remove_subscription", "pause_subscription", "save_view")
+
+
 def leave_rows(client: TestClient, world: World) -> None:
     changes = {name for name, (method, _) in operations(client).items() if method != "GET"}
     assert changes == AUDITED.keys() | NOT_AUDITED.keys()
@@ -335,7 +344,7 @@ def leave_rows(client: TestClient, world: World) -> None:
         path = world.path(template, manages=EXPECTED[operation] is MANAGE)
         for name, target in _OF_OWNER.items():
             path = path.replace(name, world.own(*target) if name in path else "")
-        author = "owner" if operation in ("remove_subscription", "save_view") else "administrator"
+        author = "owner" if operation in _BY_OWNER else "administrator"
         for verb in _BEFORE.get(operation, ()):
             whole = path if operation == "delete_experiment" else path.rpartition("/")[0]
             how, where = ("DELETE", whole) if verb == "delete" else ("POST", f"{whole}/{verb}")

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api.connection import MAX_REQUEST_BYTES, BoundedProtocol
 from api.guard import MAX_HEAD_BYTES
+from api.server import MAX_REQUEST_BYTES, BoundedProtocol
 from service.domain.records import LogLine
 from service.store import RecordBatch, Store
 from tests.api.conftest import Driver, running, wait_until

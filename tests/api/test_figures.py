@@ -92,7 +92,7 @@ def test_the_list_names_what_can_be_drawn(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("params", [
-    {"metric": "loss"}, {"metric": "loss", "by": "run"}, {"metric": "loss", "smooth": 0.8},
+    {"metric": "loss"}, {"metric": "loss", "by": "run"},
     {"metric": "accuracy", "x": "time"}, {"metric": "accuracy", "x": "cost", "band": "range"},
     {"metric": "accuracy", "x": "tokens"}, {"metric": "accuracy", "x": "energy", "by": "run"},
 ])  # fmt: skip
@@ -122,21 +122,6 @@ def test_the_mean_of_a_curve_is_the_mean_of_its_seeds(house: tuple[TestClient, S
     assert mean["x"] == [row.step for row in series[0]]
     expected = [sum(rows[at].value for rows in series) / 3 for at in range(len(series[0]))]
     assert mean["y"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_smoothing_says_so_and_keeps_what_was_measured(client: TestClient) -> None:
-    plain = get(client, "curve", metric="loss", by="run", max_curves=2)
-    smooth = get(client, "curve", metric="loss", by="run", max_curves=2, smooth=0.9)
-    assert "weight 0.9" in smooth["caption"]
-    assert "Smoothed" not in plain["caption"]
-    measured = [trace for trace in smooth["data"] if trace["meta"]["part"] == "measured"]
-    assert [trace["y"] for trace in measured] == [line["y"] for line in lines(plain)]
-    assert lines(smooth)[0]["y"][0] == lines(plain)[0]["y"][0], "no bias towards 0 at the start"
-
-    def roughness(line: Any) -> float:
-        return sum(abs(a - b) for a, b in zip(line["y"], line["y"][1:], strict=False))
-
-    assert roughness(lines(smooth)[0]) < roughness(lines(plain)[0]) * 0.6
 
 
 def test_only_so_many_curves_are_drawn_and_the_note_says_so(client: TestClient) -> None:
@@ -201,7 +186,7 @@ def test_money_adds_up_to_what_was_paid(client: TestClient) -> None:
     figure = get(client, "money")
     plotly.graph_objects.Figure(data=figure["data"], layout=figure["layout"])
     total = client.get("/api/v1/experiments/1/ledger").json()["total"]["cost_usd"]
-    factor = 1000 if "mUSD" in figure["layout"]["xaxis"]["title"]["text"] else 1
+    factor = 100 if "¢" in figure["layout"]["xaxis"]["title"]["text"] else 1
     assert sum(sum(trace["x"]) for trace in figure["data"]) == pytest.approx(total * factor, rel=1e-3)
 
 
@@ -215,7 +200,6 @@ def test_money_adds_up_to_what_was_paid(client: TestClient) -> None:
         (1, "curve?metric=los", 409, "no-answer", "no run has los"),
         (1, "curve?metric=loss&filter=precision", 400, "invalid-filter", ""),
         (1, "curve?metric=loss&x=epochs", 422, "invalid-parameter", "step"),
-        (1, "curve?metric=loss&smooth=1", 422, "invalid-parameter", "less than or equal to 0.999"),
         (1, "curve?metric=loss&max_curves=1000", 422, "invalid-parameter", "400"),
         (1, "curve?metric=loss&weight=cost_usd=1", 422, "invalid-parameter", "changes nothing"),
         (1, "breakdown?metric=loss", 422, "invalid-parameter", "it takes none"),
@@ -240,3 +224,35 @@ def test_what_cannot_be_drawn_is_a_problem_that_says_why(
     answer = client.get(f"/api/v1/experiments/{experiment}/figures/{path}")
     assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{type}"), answer.text
     assert says in answer.json()["detail"]
+
+
+def charts(client: TestClient, **params: Any) -> list[dict[str, Any]]:
+    answer = client.get("/api/v1/experiments/1/curves", params=params)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["items"])
+
+
+@pytest.mark.parametrize("params", [{}, {"by": "run"}, {"x": "cost", "band": "range"}])
+def test_curves_as_numbers_are_those_of_the_figure(client: TestClient, params: dict[str, Any]) -> None:
+    (chart,) = charts(client, metric="accuracy", **params)
+    figure = get(client, "curve", metric="accuracy", **params)
+    drawn = lines(figure)
+    assert [line["name"] for line in chart["lines"]] == [line["name"] for line in drawn]
+    assert [(line["x"], line["y"]) for line in chart["lines"]] == [(line["x"], line["y"]) for line in drawn]
+    assert [line["runs"] for line in chart["lines"]] == [line["meta"]["runs"] for line in drawn]
+    bands = [trace for trace in figure["data"] if trace["meta"]["part"] == "band"]
+    around = [[*line["high"], *reversed(line["low"])] for line in chart["lines"] if line["low"]]
+    assert [band["y"] for band in bands] == around
+    assert chart["caption"] == figure["caption"]
+    assert figure["note"].startswith(chart["note"])
+    axes = [figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis")]
+    assert [chart["x_title"], chart["y_title"]] == axes
+
+
+def test_several_metrics_are_charts_of_their_own_and_a_missing_one_says_so(client: TestClient) -> None:
+    loss, missing = charts(client, metric=["loss", "los"])
+    assert loss["lines"]
+    assert (missing["metric"], missing["lines"]) == ("los", [])
+    assert missing["note"].startswith("no run has los")
+    none = client.get("/api/v1/experiments/1/curves", params={"metric": "los"})
+    assert (none.status_code, none.json()["type"]) == (409, "/problems/no-answer")

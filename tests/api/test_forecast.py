@@ -46,10 +46,13 @@ def test_history_is_found_and_the_whole_grid_is_forecast_on_the_first_page(
     assert preview(client, SPEC, page_token=first["next_page_token"])["forecast"] is None
 
 
-def test_without_history_the_reason_is_said(client: TestClient) -> None:
+def test_without_history_the_arithmetic_is_counted_and_the_basis_says_so(client: TestClient) -> None:
     forecast = preview(client, SPEC)["forecast"]
-    assert forecast["runs"] == 0
-    assert "4 runs: the size of the dataset is unknown" in forecast["unknown"][0]
+    assert forecast["runs"] == 4
+    assert forecast["cost_usd"]["low"] < forecast["cost_usd"]["high"]
+    (basis,) = forecast["basis"]
+    assert basis.startswith("4 runs from counted arithmetic at 30 GFLOP/s per CPU (assumed; 5 to 100)")
+    assert basis.endswith("no similar run has finished")
 
 
 def test_a_budget_that_no_run_fits_into_is_refused_and_one_that_ends_the_sweep_is_not(

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from api.app import create_app
-from api.examples import EXAMPLES
+from api.openapi import EXAMPLES
 from api.problems import CATALOGUE
 from service.config import document
 from service.config.settings import Settings

@@ -121,7 +121,7 @@ def test_ids_beyond_64_bits_are_refused(client: TestClient) -> None:
 
 def test_unknown_paths_and_methods_are_problems(client: TestClient) -> None:
     problem(client, "/nope", 404, "not-found")
-    answer = client.patch(f"{API}/runs/1")
+    answer = client.patch(f"{API}/runs/1/points")
     assert (answer.status_code, answer.json()["type"]) == (405, "/problems/method-not-allowed")
     assert answer.headers["allow"] == "GET, HEAD"
 

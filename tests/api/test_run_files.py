@@ -19,6 +19,7 @@ from tests.api.conftest import Driver
 from tests.api.test_reading import problem
 from trainers.checkpoints import manifest
 from trainers.checkpoints.store import CheckpointStore
+from trainers.data import storage
 
 API = "/api/v1"
 
@@ -28,9 +29,9 @@ def save(folder: Path, attempt: int, step: int) -> Path:
     path = manifest.CheckpointId(attempt, step).path(folder)
     path.mkdir(parents=True)
     (path / "weights").write_bytes(b"x" * step)
-    files = {"weights": manifest.seal(path / "weights")}
+    files = {"weights": storage.seal(path / "weights")}
     document = {"format": manifest.FORMAT, "attempt": attempt, "step": step, "files": files}
-    (path / manifest.MANIFEST).write_text(json.dumps(document))
+    (path / storage.MANIFEST).write_text(json.dumps(document))
     return path
 
 
@@ -99,7 +100,9 @@ def test_held_devices_name_their_run_where_it_may_be_seen(client: TestClient, dr
     (free,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (free["devices"], free["run_id"], free["experiment"]["owner"]) == (2, None, "ada")
     assert free["pool"] == "default"
-    driver.store.attempts.open(1, 1, placement="g", node="node-a")
+    attempt = driver.store.attempts.open(1, 1, placement="g")
+    facts = {"worker_node": "node-a"}
+    driver.store.attempts.run_started(1, attempt, total_steps=9, resumed_from_step=0, facts=facts)
     (busy,) = client.get(f"{API}/cluster/held").json()["items"]
     assert (busy["run_id"], busy["node"], busy["experiment"]["id"]) == (1, "node-a", experiment.id)
     (hidden,) = driver.store.drivers.held_devices(limit=10, visible=Visibility(frozenset()))
@@ -115,3 +118,53 @@ def test_examples_are_valid_specs_with_a_question(client: TestClient) -> None:
     assert by_name["demo"]["title"] == question
     assert all(one["title"] and "\n" not in one["title"] for one in found)
     assert client.post(f"{API}/specs/validate", content=by_name["demo"]["text"]).status_code == 422
+
+
+def test_a_log_is_read_by_stream(client: TestClient, driver: Driver) -> None:
+    (run,) = driver.start(driver.submit())
+    lines = [
+        LogLine(run.id, 1, number, 1.0, "info", stream, stream)
+        for number, stream in enumerate(("log", "stdout", "stderr"), 1)
+    ]
+    driver.store.recording.record(RecordBatch(logs=lines))
+    for stream in ("log", "stdout", "stderr"):
+        (line,) = client.get(f"{API}/runs/{run.id}/logs", params={"stream": stream}).json()["items"]
+        assert (line["message"], line["stream"]) == (stream, stream)
+    problem(client, f"/runs/{run.id}/logs", 422, "invalid-parameter", stream="both")
+
+
+def test_changes_to_the_code_of_a_run_are_those_of_its_newest_attempt(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    assert client.get(f"{API}/runs/{run.id}/patch").content == b""
+    folder = checkpoints_folder(settings, experiment.id, run.id)
+    for attempt in (1, 2):
+        own = manifest.attempt_folder(folder, attempt)
+        own.mkdir(parents=True)
+        (own / manifest.PATCH).write_bytes(f"+attempt {attempt}\n".encode())
+    answer = client.get(f"{API}/runs/{run.id}/patch")
+    assert (answer.content, answer.headers["content-type"]) == (b"+attempt 2\n", "text/x-diff; charset=utf-8")
+    assert f"run-{run.id}.patch" in answer.headers["content-disposition"]
+
+
+def test_histograms_of_all_attempts_are_one_list(
+    client: TestClient, driver: Driver, settings: Settings
+) -> None:
+    experiment = driver.submit()
+    (run,) = driver.start(experiment)
+    assert client.get(f"{API}/runs/{run.id}/histograms").json() == []
+
+    def line(step: int, most: float) -> str:
+        return json.dumps(
+            {"step": step, "layers": {"a": {"weights": [most, [1]], "gradients": {}}}}, separators=(",", ":")
+        )
+
+    folder = checkpoints_folder(settings, experiment.id, run.id)
+    for attempt, lines in ((1, [line(1, 1.0), line(5, 1.0)]), (2, [line(5, 2.0), line(9, 2.0)[:-9]])):
+        own = manifest.attempt_folder(folder, attempt)
+        own.mkdir(parents=True)
+        (own / manifest.HISTOGRAMS).write_text("\n".join(lines))
+    found = client.get(f"{API}/runs/{run.id}/histograms").json()
+    assert [(one["step"], one["layers"]["a"]["weights"][0]) for one in found] == [(1, 1.0), (5, 2.0)]

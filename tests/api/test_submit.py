@@ -24,6 +24,7 @@ from api.routes import specs
 from service.config.document import MAX_PROBLEMS, MAX_SUGGESTIONS, parse, refusal
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.db.errors import StoreFull
 from service.domain.access import local
 from service.domain.records import Experiment
 from service.scheduling import admission
@@ -31,7 +32,7 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec, validate
 from service.specs.models import workspace_of
-from service.store import Store, StoreFull, StoreUnavailable, UnusableDatabase
+from service.store import Store, StoreUnavailable, UnusableDatabase
 from tests.api.conftest import SPEC, Driver, wait_until
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import input_identity

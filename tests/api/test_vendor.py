@@ -1,4 +1,4 @@
-"""Plotly's script from the installed package: compressed, and kept by browsers for as long as its version."""
+"""Libraries of the page: plotly's script from the installed package, kept as long as its version; bundles."""
 
 from __future__ import annotations
 
@@ -35,3 +35,14 @@ def test_the_script_is_that_of_the_package(client: TestClient, accepted: str, en
     assert answer.headers["content-type"].startswith("text/javascript")
     if encoding:
         assert len(sent) < len(installed) / 3
+
+
+@pytest.mark.parametrize("name", ["codemirror", "preact", "uplot"])
+def test_a_bundled_library_is_sent_like_the_pages_own_scripts(client: TestClient, name: str) -> None:
+    answer = client.get(f"/static/vendor/{name}.js", headers={"Accept-Encoding": "gzip"})
+    own = client.get("/static/app.js", headers={"Accept-Encoding": "gzip"})
+    for header in ("cache-control", "content-encoding", "content-type", "vary"):
+        assert answer.headers[header] == own.headers[header]
+    assert answer.text.startswith("/*! ")
+    known = {"If-None-Match": answer.headers["etag"], "Accept-Encoding": "gzip"}
+    assert client.get(f"/static/vendor/{name}.js", headers=known).status_code == 304

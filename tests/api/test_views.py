@@ -56,7 +56,8 @@ def test_a_view_is_saved_replaced_listed_and_deleted(client: TestClient) -> None
     [
         (
             {"query": "page=3"},
-            "body.query: 'page' is not part of a view; use filter, state, order_by, columns",
+            "body.query: 'page' is not part of a view; use table, filter, state, order_by, columns, group, "
+            "baseline, difference",
         ),
         ({"query": "state=failed&state=queued"}, "body.query: 'state' is there twice; keep one of them"),
         ({"name": "   "}, "body.name: it is empty; give the view a name"),
@@ -67,6 +68,18 @@ def test_a_mistake_is_named_in_one_line(client: TestClient, fields: dict[str, An
     answer = client.post(VIEWS, json={"name": "view", "query": "", **fields})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-body")
     assert answer.json()["detail"].startswith(words)
+
+
+def test_a_dashboard_is_a_view_of_its_own_kind(client: TestClient) -> None:
+    query = "experiments=id+%3D+1&filter=seed+%3D+0&panel=figure%3Dcurve&panel=figure%3Dmoney"
+    listed = save(client, "same name").json()
+    saved = save(client, "same name", query, kind="dashboard").json()
+    assert (saved["kind"], saved["query"], listed["kind"]) == ("dashboard", query, "list")
+    assert saved["id"] != listed["id"], "a view of another kind is not replaced"
+    assert client.get(VIEWS).json()["items"] == [listed]
+    assert client.get(VIEWS, params={"kind": "dashboard"}).json()["items"] == [saved]
+    refused = save(client, "wrong", "state=failed", kind="dashboard").json()["detail"]
+    assert refused.startswith("body.query: 'state' is not part of a view; use experiments, filter, panel")
 
 
 def test_a_project_that_is_missing_is_said(client: TestClient) -> None:

@@ -26,7 +26,7 @@ from tests.browser.devtools import browser_path
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e\u0000".replace("\u0000", "")
 SERIOUS = ("serious", "critical")
-PATIENCE_MS = 15_000
+PATIENCE_MS = 60_000
 expect.set_options(timeout=PATIENCE_MS)
 OF_COLOURS = ("color-contrast", "link-in-text-block")
 """Rules of axe whose findings depend on the colour scheme."""
@@ -103,6 +103,11 @@ def ready(page: Page) -> None:
     """Waits until the page is drawn."""
     page.wait_for_selector("main[aria-busy='false']", state="attached")
     page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
+
+
+def menu(page: Page, words: str) -> None:
+    """Opens or closes a menu, by words on its button."""
+    page.locator(".menu > summary", has_text=words).click()
 
 
 def fits(page: Page) -> None:

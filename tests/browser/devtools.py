@@ -25,7 +25,7 @@ _FLAGS = (
     "--no-first-run",
     "--remote-debugging-pipe",
 )
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0
 _WITH_PIPE = """
 import os, sys
 for end, place in zip(sys.argv[1:3], (3, 4)):

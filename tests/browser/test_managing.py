@@ -143,6 +143,7 @@ def test_an_experiment_is_paused_resumed_cancelled_and_retried(
     expect(page.get_by_role("button", name="Resume theirs")).to_be_visible()
     assert store.experiments.get(1).state is ExperimentState.paused
     page.get_by_role("button", name="Resume theirs").click()
+    expect(page.get_by_role("button", name="Resume theirs")).to_have_count(0)
     page.get_by_role("button", name="Cancel theirs").click()
     page.get_by_role("button", name="Cancel the experiment").click()
     expect(page.get_by_role("button", name="Retry theirs")).to_be_visible()
@@ -186,7 +187,7 @@ def test_an_administrator_manages_people_projects_and_tokens(
     page.get_by_role("button", name="Create a token").click()
     page.get_by_label("Name").fill("laptop")
     page.get_by_role("button", name="Create", exact=True).click()
-    secret = page.get_by_label("Secret of the token").input_value()
+    secret = page.get_by_label("Token laptop", exact=True).get_by_role("textbox").input_value()
     page.get_by_role("button", name="Done").click()
     expect(page.get_by_role("row").filter(has_text="laptop")).to_contain_text("works")
     assert secret not in page.content()
@@ -219,12 +220,17 @@ def test_devices_are_shown_with_who_holds_them(
     store.database.write(
         lambda connection: connection.execute(sa.update(schema.projects).where(named).values(settings=terms))
     )
-    node = ClusterNode("id-a", HOSTILE, True, {"CPU": 8.0, "memory": 1e10}, {"CPU": 4.0})
+    node = ClusterNode(
+        *("id-a", HOSTILE, True, {"CPU": 8.0, "memory": 1e10}, {"CPU": 4.0}),
+        draining=True,
+        drain_deadline_s=now + 7200,
+    )
     app.state.queue.put_cluster(ClusterSnapshot(now, True, None, (node,)))
     page.goto(f"{site}/queue")
     ready(page)
     cells = page.get_by_role("img", name="CPU: 4 of 8 free")
     expect(cells).to_be_visible()
+    expect(page.get_by_text("Drains, goes in 2 hours: nothing starts here.")).to_be_visible()
     assert cells.locator("i").count() == 8
     assert cells.locator("i[title*='precision again']").count() == 3
     assert cells.locator("i[title='in use']").count() == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sqlalchemy as sa
 
@@ -11,7 +13,7 @@ from service.domain.records import Experiment, Placement
 from service.domain.shares import DeviceAllowance
 from service.domain.states import ExperimentState
 from service.fairness.state import USEFUL_S
-from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, NodesToCome
 from service.scheduling.fair_pass import FairPass
 from service.scheduling.queue import Queue
 from service.scheduling.scheduler import lost_attempts
@@ -69,6 +71,26 @@ def test_a_grid_makes_room_for_a_newcomer_that_is_claimed(
     (claimed,) = queue.claim("s", lease_s=30, max_active=4, among=[newcomer.id])
     assert (claimed.id, claimed.state, claimed.attempt) == (newcomer.id, ExperimentState.starting, 1)
     assert allowances(store, newcomer.id) == {"cpu": DeviceAllowance(1)}
+
+
+def test_devices_that_can_come_are_divided_like_those_that_are_there(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    head = ClusterNode("1", "1", True, {"CPU": 0.0}, {})
+    group = NodesToCome("c1", "cpu", 1, 4, 360.0, (), {"CPU": 1.0}, {})
+    cluster = ClusterSnapshot(0.0, True, None, (head,), (group,))
+    grid = submit(20)
+    assert fair_pass.divide(cluster, queue.active(), 3) == [grid.id]
+    started(store, queue)
+    other = submit(20, owner="bob")
+    assert fair_pass.divide(cluster, queue.active(), 3) == [other.id]
+    started(store, queue)
+    fair_pass.divide(cluster, queue.active(), 3)
+    assert [allowances(store, each.id)["cpu"].devices for each in (grid, other)] == [2, 2]
+    assert fair_pass.lacking == {"cpu"}
+    there = replace(cluster, nodes=(ClusterNode("2", "2", True, {"CPU": 4.0}, {}),), to_come=())
+    fair_pass.divide(there, queue.active(), 3)
+    assert fair_pass.lacking == set()
 
 
 def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.domain.records import Experiment, ExperimentCost, Run
 from service.domain.states import ExperimentState, RunState
-from service.store import ProgressRow, RecordBatch, Store
+from service.store import AliveRow, ProgressRow, RecordBatch, Store
 from tests.conformance.building import Submit
 
 HOUR_USD = 0.05
@@ -81,3 +81,21 @@ def test_costs_take_as_many_statements_for_one_experiment_as_for_many(store: Sto
         store.accounting.costs(some)
         counts.append(sum("attempt_usage" in text for text in statements))
     assert counts == [2, 2]
+
+
+def test_a_new_attempt_is_told_when_those_before_it_lived(
+    store: Store, training: Callable[..., tuple[Experiment, Run, int]]
+) -> None:
+    now = 1_000_000.0
+    store.clocks.simulated = lambda: now
+    experiment, run, first = training()
+    now += 60.0
+    store.recording.record(RecordBatch(alive=[AliveRow(run.id, first, now)]))
+    now += 60.0
+    store.attempts.finish_run(run.id, first, RunState.queued, retry_delay_s=0.0)
+    second = store.attempts.open(run.id, experiment.attempt)
+    third = second + 1
+    lives = ((1_000_000.0, 1_000_060.0), (1_000_120.0, 1_000_120.0))
+    assert store.runs.lives(run.id, first, third) == lives
+    assert store.runs.lives(run.id, second, third) == lives[1:]
+    assert store.runs.lives(run.id, first, second) == lives[:1]

@@ -161,7 +161,7 @@ FENCES = [
     ),
     Fence(
         queueing, "CLAIM",
-        {"ids": [ID], "scheduler": "s", "until": 9.0, "lease": 9.0}, {"state": QUEUED},
+        {"ids": [ID], "scheduler": "s", "until": 9.0, "lease": 9.0, "job": None}, {"state": QUEUED},
         (Miss(0, asked={"ids": [2]}), Miss(0, {"state": PAUSED}), Miss(0, {"state": RUNNING})),
     ),
     Fence(
@@ -216,7 +216,7 @@ FENCES = [
         ),
     ),
     Fence(
-        accounting, "settle_open_attempts", {"experiment_id": ID}, {"until_s": None},
+        accounting, "settle_attempts", {"experiment_id": ID}, {"until_s": None},
         (Miss(0, asked={"experiment_id": 2}), Miss(1, {"until_s": 5.0})),
     ),
     Fence(
@@ -257,6 +257,10 @@ FENCES = [
             Miss(0, asked={"delivery_id": 2}), Miss(1, {"attempts": 2}),
             Miss(2, {"state": DeliveryState.delivered}),
         ),
+    ),
+    Fence(
+        notifications, "pause", {"id": 1, "because": None, "disabled_s": 9.0}, {"disabled_because": None},
+        (Miss(0, asked={"id": 2}), Miss(1, {"disabled_because": "revoked"})),
     ),
     Fence(
         notifications, "disable_subscriptions_of", {"token_id": 1, "now": 9.0, "because": "revoked"},
@@ -467,9 +471,7 @@ def updates_of(*modules: Any) -> Iterator[str]:
         for name, found in vars(module).items():
             returned = str(inspect.get_annotations(found).get("return", "")) if callable(found) else ""
             of_module = getattr(found, "__module__", None) == module.__name__
-            if isinstance(found, Update) or (
-                of_module and returned in ("Update", "sa.Update", "ReturningUpdate[Any]")
-            ):
+            if isinstance(found, Update) or (of_module and "Update" in returned):
                 yield name
 
 

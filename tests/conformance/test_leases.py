@@ -50,16 +50,21 @@ def test_the_databases_clock_shows_unix_seconds(store: Store) -> None:
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 31.0, 3600.0])
 def test_leases_go_by_the_databases_clock(
-    store: Store, queue: Queue, submit: Submit, host_is_ahead: Callable[[float], None], ahead_s: float
+    store: Store,
+    queue: Queue,
+    settings: Settings,
+    submit: Submit,
+    host_is_ahead: Callable[[float], None],
+    ahead_s: float,
 ) -> None:
     with store.database.read() as connection:
         now = database_time(connection)
     host_is_ahead(ahead_s)
     id = submit().id
-    (claimed,) = queue.claim("s", lease_s=30)
-    assert claimed.lease_until_s == pytest.approx(now + 30, abs=10)
-    store.drivers.started(id, 1, "node", 1, lease_s=60)
-    assert store.experiments.get(id).lease_until_s == pytest.approx(now + 60, abs=10)
+    (claimed,) = queue.claim("s", lease_s=60)
+    assert claimed.lease_until_s == pytest.approx(now + 60, abs=10)
+    store.drivers.started(id, 1, "node", 1)
+    assert store.experiments.get(id).lease_until_s == pytest.approx(now + settings.lease_s, abs=10)
     store.drivers.renew_lease(id, 1, 90)
     assert store.experiments.get(id).lease_until_s == pytest.approx(now + 90, abs=10)
     assert not queue.adopt(id, 1, "s2", 30)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from service.db import filters, listing
+from service.db.errors import BadPageToken, FilterError
 from service.db.filters import parse_filter
 from service.db.listing import RUN_NAMES
 from service.domain.access import Visibility
 from service.domain.records import Experiment, Page, Run
 from service.domain.states import ExperimentState, RunState
-from service.store import BadPageToken, FilterError, Store
+from service.store import Store
 from tests.conformance.building import Submit
 from trainers.errors import FailureClass
 

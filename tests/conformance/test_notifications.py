@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from service import studies
 from service.config.settings import Settings
 from service.db import schema
 from service.domain.events import EventKind, Topic
@@ -19,8 +20,11 @@ from service.domain.notifications import BUDGET_WARNED, DeliveryState
 from service.domain.process_metrics import series_of
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
-from service.store import Store
+from service.scheduling.queue import Queue
+from service.specs.experiment import validate
+from service.store import NewExperiment, Store
 from service.store.base import NewEvent, announce
+from service.studies import UndecidedEnds
 from tests.conformance.building import Submit, count
 from trainers.errors import FailureClass
 
@@ -64,6 +68,67 @@ def test_a_failure_is_an_end_and_is_told_once(
     assert store.notifications.address() == 1
     assert store.notifications.address() == 0
     assert kinds(store) == [f"experiment.{state}"]
+
+
+DECIDED = {"fp32": (2.0, 2.1, 2.05), "bf16": (1.0, 1.1, 1.05)}
+CLOSE = {"fp32": (1.0, 2.1, 3.05), "bf16": (2.9, 1.1, 1.95)}
+
+
+def ended(store: Store, queue: Queue, costs: dict[str, tuple[float, ...]]) -> Experiment:
+    """An experiment whose runs cost so much, by precision and seed."""
+    spec = validate(
+        {
+            "name": "close",
+            "task": {"name": "imdb"},
+            "search": {"axes": {"precision": list(costs)}},
+            "seeds": [0, 1, 2],
+        }
+    )
+    new = NewExperiment(spec, list(spec.runs()), spec_text="", owner="ada")
+    experiment, _ = store.submissions.submit(new)
+    (claimed,) = queue.claim("s1", lease_s=30)
+    store.drivers.started(experiment.id, claimed.attempt, "node", 1)
+    for run in store.runs.all_of(experiment.id):
+        attempt = store.attempts.open(run.id, claimed.attempt)
+        store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        summary = {"cost_usd": costs[str(run.point["precision"])][run.seed], "accuracy": 0.9}
+        summary |= {"headline": "accuracy", "score": 0.9}
+        store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=summary)
+    store.drivers.finish_experiment(experiment.id, claimed.attempt, ExperimentState.succeeded)
+    return experiment
+
+
+@pytest.mark.parametrize(
+    ("costs", "messages"), [(DECIDED, []), (CLOSE, ["experiment.undecided"])], ids=["decided", "undecided"]
+)
+def test_an_end_without_a_proven_winner_is_told_once(
+    store: Store, queue: Queue, costs: dict[str, tuple[float, ...]], messages: list[str]
+) -> None:
+    told(store, Topic.undecided)
+    ended(store, queue, costs)
+    for _ in range(2):  # As after a restart, or by two schedulers.
+        UndecidedEnds(store).run_once()
+    store.notifications.address()
+    assert kinds(store) == messages
+
+
+def test_an_end_that_cannot_be_judged_holds_up_no_other(
+    store: Store, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(store, Topic.undecided)
+    ended(store, queue, CLOSE)
+    broken = ended(store, queue, CLOSE)
+    judge = studies.verdict
+
+    def fails_once(store: Store, one: Experiment) -> str | None:
+        if one.id == broken.id:
+            raise ZeroDivisionError
+        return judge(store, one)
+
+    monkeypatch.setattr(studies, "verdict", fails_once)
+    UndecidedEnds(store).run_once()
+    store.notifications.address()
+    assert kinds(store) == ["experiment.undecided"]
 
 
 def test_a_preempted_run_is_told_and_counted(

@@ -60,10 +60,10 @@ def test_each_scheduler_claims_for_its_own_cluster(
     here, there = pools
     mine, others = submit(), submit(pool="gpu")
     assert here.scheduler.run_once().claimed == (mine.id,)
-    assert here.jobs.submitted == [f"stillhouse-{mine.id}-1"]
+    assert here.jobs.submitted == [store.experiments.get(mine.id).submission_id]
     assert there.jobs.submitted == []
     assert there.scheduler.run_once().claimed == (others.id,)
-    assert there.jobs.submitted == [f"stillhouse-{others.id}-1"]
+    assert there.jobs.submitted == [store.experiments.get(others.id).submission_id]
     assert here.scheduler.run_once().claimed == ()
     assert [each.id for each in there.queue.active()] == [others.id]
 

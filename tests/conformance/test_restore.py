@@ -195,6 +195,15 @@ def test_a_tag_that_is_no_word_is_refused(store: Store, submit: Submit, tag: str
     assert store.experiments.get(experiment.id).tags == []
 
 
+def test_another_name_leaves_the_spec_as_it_was(store: Store, submit: Submit) -> None:
+    experiment = submit()
+    assert store.requests.rename(experiment.id, "baseline").name == "baseline"
+    assert store.requests.rename(experiment.id, "baseline").name == "baseline"
+    assert '"baseline"' not in store.experiments.spec(experiment.id)[1]
+    (event,) = (one for one in store.experiments.events(experiment.id) if "renamed" in one.kind)
+    assert event.message == f"renamed from {experiment.name}"
+
+
 def test_notes_and_archive_are_kept(store: Store, submit: Submit) -> None:
     experiment = submit()
     assert store.requests.annotate(experiment.id, "look\nat run 3").notes == "look\nat run 3"

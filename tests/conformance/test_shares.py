@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
+from service.db import schema
 from service.domain.access import Visibility
 from service.domain.shares import Share, month_of
 from service.scheduling.fair_pass import shares
@@ -55,6 +57,19 @@ def test_projects_that_the_reader_does_not_see_are_one_row(store: Store) -> None
     assert found.keys() == {("vision", None), ("vision", "eve"), (None, None)}
     hidden = found[None, None]
     assert (hidden.held_devices, hidden.entitled_part, hidden.weight) == (1, 0.75, 3.0)
+
+
+@pytest.mark.usefixtures("two_projects")
+def test_a_project_whose_budget_is_spent_is_entitled_to_nothing(store: Store) -> None:
+    spent = ProjectLimits.model_validate({"weight": 3.0, "budgets": {"usd": 0.001}})
+    store.projects.set_limits("nlp", spent)
+    found = named(shares(store))
+    nlp, vision = found["nlp", None], found["vision", None]
+    assert (nlp.entitled_part, nlp.waits, nlp.held_devices) == (0.0, False, 1)
+    assert (vision.entitled_part, vision.entitled_usd_per_hour) == (1.0, pytest.approx(2 * PRICE))
+    ended = sa.update(schema.placements).values(released_s=store.clock())
+    store.database.write(lambda connection: connection.execute(ended))
+    assert list(named(shares(store))) == [("vision", None), ("vision", "eve")]
 
 
 def test_without_work_nobody_has_a_share(store: Store) -> None:

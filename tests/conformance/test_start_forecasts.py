@@ -8,7 +8,7 @@ from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Experiment, Placement
 from service.domain.start_forecasts import StartForecast
 from service.planner.start_forecasts import ERRORS, FORECASTS_IN, StartForecasts, planned_start
-from service.scheduling.cluster import ClusterNode, ClusterSnapshot
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, NodesToCome
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
@@ -175,6 +175,14 @@ def test_a_spec_that_finds_devices_starts_at_once(store: Store, queue: Queue) ->
     assert found is not None
     assert (found.earliest_s, found.latest_s, found.reason, found.yields) == (0.0, 0.0, None, [])
     assert found.words == "starts at once"
+
+
+def test_a_spec_whose_devices_can_come_starts_with_their_node(store: Store) -> None:
+    group = NodesToCome("g", "cpu", 4, 1, 360.0, (), {"CPU": 4.0}, {})
+    empty = ClusterSnapshot(0.0, True, None, (ClusterNode("1", "1", True, {"CPU": 0.0}, {}),), (group,))
+    found = planned_start(plans_of(1, 50)[0], store, empty, owner="bob", visible=EVERYTHING)
+    assert found is not None
+    assert (found.median_s, found.words) == (360.0, "starts a node of 4 cpu, about 6 minutes")
 
 
 def planned(store: Store, spec: ExperimentSpec, visible: Visibility = EVERYTHING) -> str:

@@ -10,16 +10,9 @@ from operator import attrgetter
 import pytest
 import sqlalchemy as sa
 
+from service.db.errors import IdempotencyMismatch
 from service.domain.states import ExperimentState, RunState
-from service.store import (
-    Conflict,
-    IdempotencyMismatch,
-    Keyed,
-    NewExperiment,
-    NotFound,
-    Store,
-    body_sha256,
-)
+from service.store import Conflict, Keyed, NewExperiment, NotFound, Store, body_sha256
 from tests.conformance.building import Submit, count, plans_of, remove_deleted
 
 

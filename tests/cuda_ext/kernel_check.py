@@ -90,7 +90,8 @@ def _resources_of(unit: build.Unit, cached: Path) -> list[KernelResources]:
     if cached.exists():
         return [KernelResources(**row) for row in json.loads(cached.read_text())]
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        kernels = parse(build.assemble_unit(unit, Path(folder) / "kernels.cubin"))
+        source, output = str(build.SOURCES / unit.source), f"{folder}/kernels.cubin"
+        kernels = parse(build.run([unit.compiler, *unit.flags, "-cubin", source, "-o", output]))
         note = Path(folder) / "note.json"
         note.write_text(json.dumps([asdict(resources) for resources in kernels]))
         note.replace(cached)

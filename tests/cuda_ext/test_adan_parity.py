@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ def test_a_parity_record_passes_and_names_what_ran(implementation: str) -> None:
     assert record.passed
     assert record.implementation == implementation
     assert sum(record.kernels_ran.values()) > 0
-    assert json.loads(json.dumps(record.as_dict()))["implementation"] == implementation
+    assert json.loads(json.dumps(asdict(record)))["implementation"] == implementation
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

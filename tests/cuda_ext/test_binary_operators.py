@@ -12,6 +12,12 @@ from torch.nn import functional
 
 from cuda_ext import binary
 from cuda_ext.errors import ConfigurationError
+from tests.cuda_ext.binary_reference import (
+    binary_linear,
+    binary_weight_linear,
+    reference_weight_linear,
+    unpack,
+)
 
 hypothesis = pytest.importorskip("hypothesis")  # not on every machine that these tests are carried to
 st = hypothesis.strategies
@@ -71,7 +77,7 @@ class Layer:
         return (scaled if self.bias is None else scaled + self.bias).to(x.dtype)
 
     def packed(self, x: Tensor, low: int) -> Tensor:
-        return binary.binary_linear(
+        return binary_linear(
             x,
             self.weight,
             self.scale,
@@ -82,10 +88,10 @@ class Layer:
         )
 
     def weight_only(self, x: Tensor) -> Tensor:
-        return binary.binary_weight_linear(x, self.weight, self.scale, outputs=self.outputs, bias=self.bias)
+        return binary_weight_linear(x, self.weight, self.scale, outputs=self.outputs, bias=self.bias)
 
     def weight_only_simulated(self, x: Tensor) -> Tensor:
-        return binary.reference_weight_linear(x, self.signs, self.scale, self.bias)
+        return reference_weight_linear(x, self.signs, self.scale, self.bias)
 
 
 @pytest.mark.parametrize("low", [-1, 0])
@@ -212,7 +218,7 @@ def test_what_is_packed_is_unpacked() -> None:
         signs = torch.rand(outputs, inputs) < 0.5
         weight = binary.pack(signs)
         assert weight.shape == (-(-outputs // 16), -(-inputs // 32), 16)
-        assert torch.equal(binary.unpack(weight, outputs, inputs), signs)
+        assert torch.equal(unpack(weight, outputs, inputs), signs)
 
 
 def test_opcheck_of_both_operators() -> None:
@@ -232,14 +238,14 @@ def bad_calls() -> Iterator[tuple[str, Any]]:
     """Mistakes, and what their message must have."""
     layer, x = Layer(70, 33), torch.randn(4, 70)
     weight, scale, threshold = layer.weight, layer.scale, layer.threshold
-    linear = binary.binary_linear
+    linear = binary_linear
     yield "x is Double", lambda: linear(x.double(), weight, scale, threshold, outputs=33)
     yield "weight is Int of shape", lambda: linear(x[:, :64], weight, scale, threshold, outputs=33)
     yield "weight is Int of shape", lambda: linear(x, weight, scale, threshold, outputs=49)
     yield "scale has 32 elements", lambda: linear(x, weight, scale[:32], threshold, outputs=33)
     yield "threshold has 2 elements", lambda: linear(x, weight, scale, torch.zeros(2), outputs=33)
     yield "bias is Double", lambda: linear(x, weight, scale, threshold, outputs=33, bias=scale.double())
-    yield "x has no dimension", lambda: binary.binary_weight_linear(x[0, 0], weight, scale, outputs=33)
+    yield "x has no dimension", lambda: binary_weight_linear(x[0, 0], weight, scale, outputs=33)
 
 
 def test_a_mistake_is_refused_before_memory_is_touched() -> None:

@@ -9,16 +9,16 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.local_sweeps import start_node
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
@@ -136,7 +136,23 @@ class Running:
             ]
             if experiment.submission_id:
                 lines.append(self.jobs.logs(experiment.submission_id)[-3000:])
+            lines += [path.read_text(errors="replace")[-3000:] for path in self.driver_logs(experiment)]
         return "\n".join(lines)
+
+    def driver_logs(self, experiment: Experiment) -> list[Path]:
+        """The log of each of its drivers, in the order of attempts."""
+        logs = self.local_ray._folder / "session_latest" / "logs"
+        return sorted(logs.glob(f"job-driver-stillhouse-{experiment.id}-*.log"), key=os.path.getmtime)
+
+    def drivers(self) -> list[dict[str, Any]]:
+        """Drivers that run, as the dashboard lists them; each is a job of its own."""
+        return [
+            job
+            for job in self.dashboard("/api/jobs/")
+            if job["type"] == "DRIVER"
+            and job["status"] == "RUNNING"
+            and "service.driving.driver" in job["entrypoint"]
+        ]
 
     def dashboard(self, path: str) -> Any:
         """What the dashboard answers."""
@@ -150,13 +166,14 @@ class Running:
         """
         self._stop.set()
         self._thread.join()
-        for experiment in self.store.experiments.page().items:
-            if experiment.submission_id is None:
-                continue
-            if experiment.state in RESTING:
-                with contextlib.suppress(TimeoutError):
-                    wait_until_ended(self.jobs, experiment.submission_id, timeout_s=60.0)
-            self.jobs.stop(experiment.submission_id)
+        experiments = self.store.experiments.page().items
+        if all(experiment.state in RESTING for experiment in experiments):
+            with contextlib.suppress(AssertionError):
+                self.wait_for(lambda: not self.drivers(), timeout_s=180.0)
+        for job in {each.submission_id for each in experiments if each.submission_id}:
+            self.jobs.stop(job)
+            with contextlib.suppress(TimeoutError):
+                wait_until_ended(self.jobs, job, timeout_s=180.0)
         self.store.close()
         self._wait_until_idle()
 
@@ -173,8 +190,16 @@ class Running:
             time.sleep(0.2)
 
 
+@pytest.fixture(scope="session")
+def storage_url() -> str | None:
+    """Where runs keep their checkpoints; a module may have its own."""
+    return None
+
+
 @pytest.fixture
-def running(tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: LocalRay) -> Iterator[Running]:
+def running(
+    tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: LocalRay, storage_url: str | None
+) -> Iterator[Running]:
     """A service with an empty SQLite store."""
     database = tmp_path / "stillhouse.db"
     shutil.copy(sqlite_template, database)
@@ -187,6 +212,7 @@ def running(tmp_path: Path, sqlite_template: Path, texts: Path, local_ray: Local
     connection.close()
     settings = Settings(
         data_dir=tmp_path,
+        storage_url=storage_url,
         data_roots=str(texts.parent),
         ray_dashboard_url=local_ray.dashboard_url,
         lease_s=20.0,
@@ -205,17 +231,10 @@ def add_node(running: Running) -> Iterator[AddNode]:
     """Let a node with one CPU, a label and an address of its own join the session's Ray."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def add(kind: str, address: str = "127.0.0.1") -> subprocess.Popen[bytes]:
-        command = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            *("--address", running.local_ray.address, "--node-ip-address", address),
-            *("--num-cpus", "1", "--labels", f"kind={kind}", "--object-store-memory", str(100 * 2**20)),
-            *("--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats"),
-        ]
+    def add(kind: str, address: str = "127.0.0.1", *, within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         nodes = len(nodes_of(running, kind))
-        process = subprocess.Popen(
-            command, env=dict(os.environ), stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        options = ("--labels", f"kind={kind}")
+        process = start_node(running.local_ray.address, address, *options, within=within)
         started.append(process)
         running.wait_for(lambda: len(nodes_of(running, kind)) > nodes)
         return process

@@ -46,7 +46,7 @@ model: {name: tiny}
 length: {steps: 4}
 batch: {global_size: 8}
 """
-PATIENCE_S = 180.0
+PATIENCE_S = 420.0
 
 
 class Composed:
@@ -63,13 +63,14 @@ class Composed:
             (folder / name).mkdir()
         # A Unix socket's path has at most 107 bytes.
         self.ray_folder = Path(tempfile.mkdtemp(prefix="shc-", dir="/tmp"))
-        ports = _free_ports(4)
+        ports = _free_ports(5)
         self.api_url = f"http://127.0.0.1:{ports[0]}"
         self.dashboard_url = f"http://127.0.0.1:{ports[1]}"
         self.database = server.url("composed").partition("://")[2].partition("@")[2]
         self.ray_options = [
             f"--port={ports[2]}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[3]}",
             "--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0", "--num-cpus=2",
+            f"--metrics-export-port={ports[4]}",
             "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={self.ray_folder}",
             f"--object-store-memory={100 * 2**20}",
         ]  # fmt: skip
@@ -89,7 +90,8 @@ class Composed:
         ):
             assert old in text, old
             text = text.replace(old, new)
-        return re.sub(r"(STILLHOUSE_\w+: )/(data|datasets|models)\b", rf"\1{self.folder}/\2", text)
+        folders = r"(\w+: )/(data|datasets|models|ray-boards)\b"
+        return re.sub(folders, rf"\1{self.folder}/\2", text)
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables of a service, and those that programs need on this machine."""

@@ -14,6 +14,7 @@ from service.driving import driver
 from service.driving.driver import lease_renewal
 from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
+from service.specs.models import workspace_of
 from service.store import Requests, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Submit
 
@@ -105,6 +106,21 @@ def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:
     assert read.offline
     assert read.roots("data") == settings.roots("data")
     assert driver_settings.write(settings) == path
+
+
+def test_the_cache_is_apart_from_the_shared_folder(tmp_path: Path) -> None:
+    shared, scratch = tmp_path / "shared", tmp_path / "scratch"
+    read = driver_settings.read(driver_settings.write(Settings(data_dir=shared, cache_dir=scratch)))
+    assert workspace_of(read).cache == str(scratch)
+    read = driver_settings.read(driver_settings.write(Settings(data_dir=shared)))
+    assert workspace_of(read).cache == str(shared / "cache")
+
+
+def test_settings_that_a_node_does_not_see_are_missed_by_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"driver-settings.json, .* is not on node .*: STILLHOUSE_DATA_DIR must be"
+    ):
+        driver_settings.read(tmp_path / "driver-settings.json")
 
 
 def test_schedulers_of_two_pools_share_a_folder(tmp_path: Path) -> None:

@@ -28,12 +28,16 @@ def test_a_sweep_of_two_runs_ends_in_sql(running: Running) -> None:
         facts = running.store.runs.attempts(run.id)[0].facts
         assert facts is not None
         assert facts["packages"]["torch"]
-    listed = {job["submission_id"]: job for job in running.dashboard("/api/jobs/")}
-    job = listed[f"stillhouse-{experiment.id}-1"]
-    assert job["metadata"]["job_name"] == "two by two"
-    assert job["metadata"]["owner"] == "ada"
-    assert "two by two" in job["entrypoint"]
-    running.wait_for(lambda: running.jobs.status(f"stillhouse-{experiment.id}-1").state.ended)  # type: ignore[union-attr]
+    running.wait_for(lambda: not running.drivers())
+    listed = running.dashboard("/api/jobs/")
+    carried_by = running.store.experiments.get(experiment.id).submission_id
+    (shared,) = [job for job in listed if job["submission_id"] == carried_by]
+    assert (shared["metadata"]["job_name"], shared["status"]) == ("drivers", "RUNNING")
+    own = f"service.driving.driver --experiment {experiment.id} --attempt 1 "
+    (driver,) = [job for job in listed if own in job["entrypoint"] and "two by two" in job["entrypoint"]]
+    assert (driver["type"], driver["status"]) == ("DRIVER", "SUCCEEDED")
+    (log,) = running.driver_logs(experiment)
+    assert f"experiment {experiment.id}: succeeded" in log.read_text()
     assert not (running.settings.data_dir / "experiments" / str(experiment.id) / "ray").exists()
 
 

@@ -41,7 +41,7 @@ def test_a_worker_takes_its_gpu_before_anything_warms_one_up(
     monkeypatch.setattr("trainers.entrypoint.make_ready", make_ready)
     with pytest.raises(Ready):
         if function == "run":
-            _serve({"actor": None, "group": "g", "storage": "", "device": "cuda"})
+            _serve({"relay": None, "group": "g", "shared": None, "device": "cuda"})
         else:
             _measure_in_group({"order": "", "shared": ""})
     assert calls == [*chosen, "make_ready"]

@@ -108,6 +108,18 @@ def test_an_unknown_job_is_none_and_can_be_stopped(jobs: DashboardRayJobs) -> No
     assert jobs.logs("never-submitted") == ""
 
 
+def test_many_jobs_are_looked_at_together(
+    jobs: DashboardRayJobs, name: str, gate: Path, finish: Finish
+) -> None:
+    jobs.submit(name, entrypoint(gate), metadata={"owner": "ada"})
+    wait_until(jobs, name, JobState.running)
+    unknown = [f"{name}-{number}" for number in range(20)]
+    for ids in ([name], [*unknown, name]):
+        (job,) = jobs.known(ids).values()
+        assert (job.submission_id, job.state, job.metadata) == (name, JobState.running, {"owner": "ada"})
+    finish(name)
+
+
 def test_the_cluster_is_seen(jobs: DashboardRayJobs) -> None:
     snapshot = jobs.cluster(12.0)
     assert (snapshot.at_s, snapshot.reachable) == (12.0, True)
@@ -121,6 +133,7 @@ def test_an_absent_ray_is_said_to_be_absent() -> None:
         calls: list[Callable[[], object]] = [
             lambda jobs=jobs: jobs.submit("x", "true", metadata={}),  # type: ignore[misc]
             lambda jobs=jobs: jobs.status("x"),  # type: ignore[misc]
+            lambda jobs=jobs: jobs.known(["x"] * 20),  # type: ignore[misc]
             lambda jobs=jobs: jobs.stop("x"),  # type: ignore[misc]
             lambda jobs=jobs: jobs.logs("x"),  # type: ignore[misc]
         ]
@@ -136,6 +149,7 @@ class Dashboard(HTTPServer):
     status, text = 200, "{}"
 
     def __init__(self) -> None:
+        self.calls: list[str] = []
         super().__init__(("127.0.0.1", 0), _Answers)
 
     @property
@@ -154,6 +168,7 @@ class _Answers(BaseHTTPRequestHandler):
             version = {"version": "4", "ray_version": ray.__version__, "ray_commit": ""}
             self._answer(200, json.dumps(version))
         else:
+            self.server.calls.append(self.path)
             self._answer(self.server.status, self.server.text)
 
     do_POST = do_GET
@@ -209,3 +224,21 @@ def test_a_job_that_ray_has_already_counts_as_submitted(dashboard: Dashboard) ->
     dashboard.status = 500
     dashboard.text = RELAYED.format(400, "ValueError: Job with submission_id x already exists.")
     DashboardRayJobs(dashboard.url).submit("x", "true", metadata={})
+
+
+def test_a_thousand_jobs_are_one_call(dashboard: Dashboard) -> None:
+    job = {"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "true", "message": "runs"}
+    names = [f"job-{number}" for number in range(1_000)]
+    dashboard.text = json.dumps(
+        [{**job, "submission_id": name} for name in names]
+        + [{**job, "type": "DRIVER", "job_id": "01000000", "submission_id": None}]
+    )
+    jobs = DashboardRayJobs(dashboard.url)
+    assert list(jobs.known([*names, "lost"])) == names
+    assert dashboard.calls == ["/api/jobs/"]
+
+
+def test_a_list_that_ray_cannot_give_tells_nothing_about_jobs(dashboard: Dashboard) -> None:
+    dashboard.status, dashboard.text = 500, "starting"
+    with pytest.raises(RayUnavailable):
+        DashboardRayJobs(dashboard.url).known(["x"] * 20)

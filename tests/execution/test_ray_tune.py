@@ -14,6 +14,7 @@ from trainers.errors import FailureClass
 
 FAILED = Ending("failed", failure=(FailureClass.infrastructure, "the worker exited"))
 READY = Ready("placement", 0.0)
+GOING = Ready("placement", 0.0, ("node",))
 
 
 def turn(attempt: int = 1) -> Any:
@@ -21,9 +22,9 @@ def turn(attempt: int = 1) -> Any:
 
 
 class Recording:
-    """A sweep and an actor in one: they note what is asked of them, in order."""
+    """A sweep, a recorder and a relay in one: they note what is asked of them, in order."""
 
-    def __init__(self, stored: Exception | str | None, attempt: int = 1) -> None:
+    def __init__(self, stored: str | None, attempt: int = 1) -> None:
         self.stored = stored
         self.attempt = attempt
         self.calls: list[str] = []
@@ -40,13 +41,17 @@ class Recording:
     def open(self, turn: Any, ready: Ready) -> None:
         self.calls.append("open")
 
+    def leaves(self, ready: Ready) -> bool:
+        return ready == GOING
+
+    def drop(self, turn: Any) -> None:
+        self.calls.append("drop")
+
     def grant(self, grants: Any) -> None:
         pass
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
         self.calls.append("wait_until_stored")
-        if isinstance(self.stored, Exception):
-            raise self.stored
         return self.stored
 
     def ended(self, turn: Any, ending: Ending) -> None:
@@ -58,9 +63,9 @@ def ray_tune() -> Any:
     return importlib.import_module("service.driving.ray_tune")
 
 
-def calls_of(result: dict[str, Any], stored: Exception | str | None = None, attempt: int = 1) -> list[str]:
+def calls_of(result: dict[str, Any], stored: str | None = None, attempt: int = 1) -> list[str]:
     recording: Any = Recording(stored, attempt)
-    trials = ray_tune().Trials(recording, recording, recording, lambda: False)
+    trials = ray_tune().Trials(recording, recording, recording, recording, lambda: False)
     search = ray_tune().TuneSearch(trials)
     search.searcher.suggest("trial")
     search.on_trial_result("trial", result)
@@ -82,11 +87,19 @@ def test_an_attempt_after_another_opens_behind_the_points_of_that() -> None:
 
 
 def test_a_run_ends_although_its_points_cannot_be_stored() -> None:
-    from ray.exceptions import RayActorError
-
     ending = {"ending": Ending("completed")}
     assert calls_of(ending, "the disk is full") == ["wait_until_stored", "ended"]
-    assert calls_of(ending, RayActorError()) == ["wait_until_stored", "ended"]
+
+
+def test_processes_that_are_sent_away_from_their_node_end_without_an_attempt() -> None:
+    recording: Any = Recording(None)
+    trials = ray_tune().Trials(recording, recording, recording, recording, lambda: False)
+    search = ray_tune().TuneSearch(trials)
+    search.searcher.suggest("trial")
+    search.on_trial_result("trial", {"ready": GOING})
+    failed: Any = SimpleNamespace(trial_id="trial", pickled_error_file=None)
+    trials.on_trial_error(1, [failed], failed)
+    assert recording.calls == ["open", "drop"]
 
 
 class Controller:
@@ -130,7 +143,7 @@ def test_tune_keeps_an_idle_process_only_if_another_run_may_start(keep: bool) ->
     actor: Any = SimpleNamespace(wait_until_stored=lambda timeout_s: None, grant=lambda grants: None)
     from ray.tune.experiment import Experiment
 
-    trials = ray_tune().Trials(sweep, actor, actor, lambda: False)
+    trials = ray_tune().Trials(sweep, actor, actor, actor, lambda: False)
     search = ray_tune().TuneSearch(trials)
     search.add_configurations(Experiment("sweep", lambda config: None, num_samples=9))
     search.searcher.suggest("trial")

@@ -11,6 +11,7 @@ from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.process_metrics import Histogram, series_of
+from service.domain.records import Experiment
 from service.domain.states import ExperimentState
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
@@ -23,6 +24,12 @@ from tests.fake_ray_jobs import FakeRayJobs
 @pytest.fixture
 def jobs() -> FakeRayJobs:
     return FakeRayJobs()
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Each driver is a job of its own."""
+    return settings.model_copy(update={"drivers_per_host": 1})
 
 
 @pytest.fixture
@@ -52,6 +59,16 @@ def test_claims_and_submits_under_the_stored_id(
     assert did.claimed == did.submitted == (experiment.id,)
     assert jobs.submitted == [f"stillhouse-{experiment.id}-1"]
     assert store.experiments.get(experiment.id).state is ExperimentState.starting
+
+
+def test_a_drivers_settings_are_there_again_where_somebody_removed_them(
+    scheduler: Scheduler, settings: Settings, submit: Submit
+) -> None:
+    file = settings.data_dir / "driver-settings.json"
+    for _ in range(2):
+        submit()
+        scheduler.run_once()
+        file.unlink()
 
 
 def test_the_dashboard_lists_the_job_by_the_experiments_name(
@@ -561,3 +578,75 @@ def test_lapses_and_adoptions_are_counted(
     assert counts["stillhouse_lease_lapses_total"] == 1
     assert counts["stillhouse_adoptions_total"] == 1
     assert counts["stillhouse_silent_drivers_stopped_total"] == 1
+
+
+@pytest.fixture
+def sharing(store: Store, queue: Queue, jobs: FakeRayJobs, settings: Settings) -> Scheduler:
+    """Two drivers share a job."""
+    shared = settings.model_copy(update={"drivers_per_host": 2})
+    return Scheduler(store, queue, jobs, shared, name="one", python="python")
+
+
+def jobs_of(store: Store, experiments: list[Experiment]) -> list[str | None]:
+    return [store.experiments.get(each.id).submission_id for each in experiments]
+
+
+def test_drivers_share_a_job_until_it_is_full_or_has_ended(
+    sharing: Scheduler, jobs: FakeRayJobs, store: Store, submit: Submit
+) -> None:
+    experiments = [submit() for _ in range(3)]
+    sharing.run_once()
+    first, second, third = jobs_of(store, experiments)
+    assert first == second != third
+    assert jobs.submitted == [first, third]
+    assert "service.driving.host --name" in jobs._jobs[jobs.submitted[0]].entrypoint
+    jobs.end(jobs.submitted[1])
+    experiments.append(submit())
+    sharing.run_once()
+    assert jobs_of(store, experiments)[-1] == jobs.submitted[2] not in (first, third)
+
+
+def test_an_idle_job_gets_the_next_driver(
+    sharing: Scheduler, jobs: FakeRayJobs, store: Store, submit: Submit
+) -> None:
+    for _ in range(2):
+        experiment = submit()
+        sharing.run_once()
+        store.drivers.started(experiment.id, 1, "node", 1)
+        store.drivers.finish_experiment(experiment.id, 1, ExperimentState.cancelled)
+    assert len(jobs.submitted) == 1
+
+
+def test_all_drivers_of_a_job_that_died_are_followed_by_others(
+    sharing: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    experiments = [submit(), submit()]
+    sharing.run_once()
+    for each in experiments:
+        store.drivers.started(each.id, 1, "node", 1)
+    jobs.end(jobs.submitted[0], code=-9)
+    clock.forward(3)
+    assert set(sharing.run_once().ended) == {each.id for each in experiments}
+    clock.forward(60)
+    sharing.run_once()
+    assert len(jobs.submitted) == 2
+    assert jobs_of(store, experiments) == [jobs.submitted[1]] * 2
+
+
+def test_a_silent_driver_leaves_the_others_of_its_job_alone_and_a_job_that_starts_none_gets_no_more(
+    sharing: Scheduler, jobs: FakeRayJobs, clock: Clock, store: Store, submit: Submit
+) -> None:
+    silent = submit()
+    sharing.run_once()
+    (hung,) = jobs.submitted
+    for _ in range(30):
+        clock.forward(31)
+        if sharing.run_once().stopped:
+            break
+    job = jobs.status(hung)
+    assert job is not None
+    assert job.state is JobState.running
+    clock.forward(60)
+    sharing.run_once()
+    assert store.experiments.get(silent.id).attempt == 2
+    assert jobs_of(store, [silent]) != [hung]

@@ -108,8 +108,12 @@ def test_a_stale_attempt_is_called_off_once(receiver: Receiver) -> None:
     assert called == [1]
 
 
+class Version(str):
+    """A type as torch has one: whoever unpickles it imports its module."""
+
+
 def test_all_kinds_of_rows_are_sent(sink: RecorderSink, receiver: Receiver) -> None:
-    sink.started(total_steps=10, resumed_from_step=4, facts={"seed": 1})
+    sink.started(total_steps=10, resumed_from_step=4, facts={"seed": 1, "torch": Version("2.13")})
     sink.progress(step=4, total_steps=10, phase="preparing")
     sink.progress(step=5, total_steps=10, phase="training")
     sink.measurement(Measurement("train_time_s", 1.0, "s", Provenance.counter, "run", 0.0, 1.0))
@@ -121,6 +125,7 @@ def test_all_kinds_of_rows_are_sent(sink: RecorderSink, receiver: Receiver) -> N
     started = [report.started for report in receiver.reports if report.started]
     assert [(s.total_steps, s.resumed_from_step, s.facts["seed"]) for s in started] == [(10, 4, 1)]
     assert "worker_pid" in started[0].facts
+    assert type(started[0].facts["torch"]) is str
     rows = [report.rows for report in receiver.reports]
     assert [row.step for batch in rows for row in batch.progress][-1] == 5
     assert [(row.number, row.message) for batch in rows for row in batch.logs] == [(1, "one"), (2, "two")]

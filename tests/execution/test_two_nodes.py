@@ -15,11 +15,7 @@ from trainers.errors import BadSpecError, FailureClass
 STEPS = 400
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_left(
-    running: Running, add_node: AddNode
-) -> None:
+def write_catalogue(running: Running) -> None:
     catalogue = {
         "T4": {
             "device": "cpu", "labels": {"kind": "T4"}, "precisions": ["fp32"], "tdp_w": 100.0,
@@ -27,6 +23,14 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
         }
     }  # fmt: skip
     (running.settings.data_dir / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_left(
+    running: Running, add_node: AddNode
+) -> None:
+    write_catalogue(running)
     add_node("T4", "127.0.0.2")
     other = add_node("T4", "127.0.0.3")
     experiment = running.submit(
@@ -50,6 +54,7 @@ def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_lef
     first, *between, last = running.store.runs.attempts(run.id)
     assert (first.workers, last.workers) == (2, 1)
     assert {each.failure_class for each in (first, *between)} == {FailureClass.infrastructure}
+    assert "node 127.0.0.3 was lost" in (first.failure_message or "")
     assert (last.resumed_from_step or 0) >= 10
     run = running.store.runs.get(run.id)
     assert (run.state, run.workers, run.own_failures) == (RunState.succeeded, 1, 0)
@@ -63,7 +68,8 @@ def test_a_folder_that_only_one_node_has_is_told_of_in_one_line(tmp_path: Path) 
         see_mark(mark, "b", "a", 0.0)
     assert str(refused.value) == (
         f"host b does not see {mark.parent}, which host a writes to; workers on several nodes need one "
-        "folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share"
+        "folder for checkpoints: set STILLHOUSE_DATA_DIR to storage that all share, or "
+        "STILLHOUSE_STORAGE_URL to an object store"
     )
     mark.parent.mkdir()
     mark.touch()

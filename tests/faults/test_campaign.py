@@ -16,9 +16,10 @@ from sqlalchemy import Connection
 
 from service.config.settings import Settings
 from service.db.engine import Database, has_room
+from service.db.errors import StoreFull
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
-from service.store import NewExperiment, PointBatch, RecordBatch, Store, StoreFull
+from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.conformance.building import plans_of
 from tests.faults.campaign.__main__ import main as campaign
 from tests.faults.campaign.checker import FAULTS, CardSource, Checker, ProgressWatch
@@ -241,13 +242,13 @@ def test_a_slice_of_the_campaign_finds_nothing(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
-    command = [sys.executable, "-m", "tests.faults.campaign", "--kills", "30", "--freezes", "12",
-               "--histories", "3", "--full-disks", "20", "--databases", database,
+    command = [sys.executable, "-m", "tests.faults.campaign", "--kills", "15", "--freezes", "6",
+               "--histories", "2", "--full-disks", "10", "--databases", database,
                "--seed", str(seed)]  # fmt: skip
     with capsys.disabled():
         print(f"\npython {' '.join(command[1:])}")
     done = subprocess.run(
-        [*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+        [*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=840, check=False
     )
     assert done.returncode == 0, f"{' '.join(command[1:])}\n{done.stdout}\n{done.stderr}"
     answer = json.loads(done.stdout.splitlines()[-1])

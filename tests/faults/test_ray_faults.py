@@ -125,7 +125,40 @@ def test_a_killed_driver_is_followed_by_another(running: Running) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_recorder_loses_no_point(running: Running) -> None:
+@pytest.mark.parametrize(
+    "killed", ["service.driving.host", "service.driving.preloaded"], ids=["host", "forks"]
+)
+def test_a_killed_host_takes_its_drivers_along_and_others_follow(running: Running, killed: str) -> None:
+    """The host itself, or the process that forks its drivers, by what it has imported."""
+    import psutil
+
+    experiment = running.submit(**STEPS)
+    run_id = running.runs(experiment)[0].id
+    running.wait_until_training(run_id, beyond_step=30)
+    started = running.store.experiments.events(experiment.id)
+    (driver,) = [event.data["pid"] for event in started if event.kind == "experiment.started" and event.data]
+    assert running.local_ray._head is not None
+    of_cluster = psutil.Process(running.local_ray._head.pid).children(recursive=True)
+    hosts = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process in of_cluster and killed in str(process.info["cmdline"])
+    ]
+    assert hosts
+    for process in hosts:
+        process.kill()
+
+    def over() -> bool:
+        return not psutil.pid_exists(driver) or psutil.Process(driver).status() == psutil.STATUS_ZOMBIE
+
+    running.wait_for(over)
+    running.wait_until_ended(experiment)
+    assert_complete(running, experiment)
+    assert running.store.experiments.get(experiment.id).attempt == 2
+
+
+@pytest.mark.slow
+def test_a_killed_relay_loses_no_point(running: Running) -> None:
     import psutil
 
     experiment = running.submit(**STEPS)
@@ -134,13 +167,13 @@ def test_a_killed_recorder_loses_no_point(running: Running) -> None:
     # Another process of tests has a cluster of its own.
     assert running.local_ray._head is not None
     of_cluster = psutil.Process(running.local_ray._head.pid).children(recursive=True)
-    recorders = [
+    relays = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if process in of_cluster and "ray::ExperimentActor" in str(process.info["cmdline"])
+        if process in of_cluster and "ray::Relay" in str(process.info["cmdline"])
     ]
-    assert recorders
-    for process in recorders:
+    assert relays
+    for process in relays:
         process.kill()
     running.wait_until_ended(experiment)
     assert_complete(running, experiment)

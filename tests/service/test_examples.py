@@ -11,9 +11,9 @@ import pytest
 
 from service.analysis.question import Question
 from service.config.document import SpecError
+from service.config.examples import write_demo_texts
 from service.config.hardware import CATALOGUE
 from service.config.settings import EXAMPLE_DATA, Settings
-from service.local.local_service import write_demo_texts
 from service.planner.preview import planned_runs
 from service.scheduling.admission import checked_plans, read_spec
 from service.specs.models import workspace_of

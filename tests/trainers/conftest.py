@@ -53,7 +53,7 @@ class Recorder(NullSink):
     def measurement(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)
 
-    def log(self, level: str, message: str) -> None:
+    def log(self, level: str, message: str, stream: str = "log") -> None:
         self.logs.append(message)
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:

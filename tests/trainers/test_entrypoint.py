@@ -17,15 +17,15 @@ from trainers.tasks.classification.task import Imdb
     ("error", "failure"),
     [
         (BadDataError("x"), FailureClass.bad_data),
-        (CheckpointError("x"), FailureClass.infrastructure),
+        (CheckpointError("x"), FailureClass.storage),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), FailureClass.out_of_memory),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), FailureClass.out_of_memory),
         (MemoryError(), FailureClass.out_of_memory),
         (RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"), FailureClass.infrastructure),
         (torch.distributed.DistBackendError("NCCL error"), FailureClass.infrastructure),
         (ConnectionResetError("gone"), FailureClass.infrastructure),
-        (OSError(errno.ENOSPC, "No space left on device"), FailureClass.infrastructure),
-        (PermissionError(errno.EACCES, "Permission denied"), FailureClass.infrastructure),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureClass.storage),
+        (PermissionError(errno.EACCES, "Permission denied"), FailureClass.storage),
         (ZeroDivisionError("division by zero"), FailureClass.bug),
     ],
 )

@@ -46,6 +46,7 @@ test("money, energy, bytes and shares keep small amounts readable", () => {
   assert.equal(money(0.00018305), "$0.000183");
   assert.equal(money(-0.5), "−$0.50");
   assert.equal(money(12), "$12.00");
+  assert.equal(money(0.1544), "$0.154");
   assert.equal(energy(0.05), "50 Wh");
   assert.equal(bytes(3 * 2 ** 30), "3 GiB");
   assert.equal(percent(0.125, 1), "12.5 %");

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { edits } from "../../api/static/views/new/axes.js";
-import { at, context, locate, outline, written } from "../../api/static/views/new/yaml.js";
+import { at, context, drop, edited, locate, outline, put, written } from "../../api/static/views/new/yaml.js";
 
 const SPEC = `name: first
 search:
@@ -15,7 +15,6 @@ search:
       - "bf16" # the default
 `;
 
-const edited = (text, [start, end, replacement]) => text.slice(0, start) + replacement + text.slice(end);
 const axis = (text, name) => at(outline(text), `search.axes.${name}`);
 
 test("entries and items are found at dotted paths, keys with dots included", () => {
@@ -67,7 +66,10 @@ test("values are added to flow and block lists, and taken out again", () => {
   const more = edited(SPEC, edits.add(SPEC, axis(SPEC, "batch.global_size"), "64"));
   assert.match(more, /\[16, 32, 64\]/);
   assert.match(edited(SPEC, edits.remove(SPEC, axis(SPEC, "batch.global_size"), 0)), /\[32\]/);
-  assert.match(edited(SPEC, edits.add(SPEC, axis(SPEC, "precision"), "fp16")), /- "bf16"\n {6}- fp16/);
+  assert.match(
+    edited(SPEC, edits.add(SPEC, axis(SPEC, "precision"), "fp16")),
+    /- "bf16" # the default\n {6}- fp16/,
+  );
   assert.doesNotMatch(edited(SPEC, edits.remove(SPEC, axis(SPEC, "precision"), 0)), /fp32/);
 });
 
@@ -82,4 +84,25 @@ test("an axis is added where there is a search, where there is none, and to an e
     const less = edited(more, edits.removeAxis(more, outline(more), "seed"));
     assert.equal(axis(less, "seed"), null);
   }
+});
+
+test("a field is written in its line, and what stands around it stays", () => {
+  const text =
+    "# why\nname: a # short\nmodel: {name: tiny} # small\nlength:\n  epochs: 2 # enough\nbudget:\nseeds: [0]";
+  const set = (keys, raw) => edited(text, put(text, outline(text), keys, raw));
+  assert.equal(set(["name"], "b"), text.replace("name: a", "name: b"));
+  assert.equal(set(["length", "epochs"], "3"), text.replace("epochs: 2", "epochs: 3"));
+  assert.equal(set(["length", "steps"], "9"), text.replace("# enough\n", "# enough\n  steps: 9\n"));
+  assert.equal(set(["model", "dropout"], "0.1"), text.replace("{name: tiny}", "{name: tiny, dropout: 0.1}"));
+  assert.equal(set(["budget", "cost_usd"], "5"), text.replace("budget:", "budget: {cost_usd: 5}"));
+  assert.equal(set(["search", "axes", "a.b"], "[1]"), `${text}\nsearch:\n  axes:\n    a.b: [1]`);
+});
+
+test("a field is taken away with its line, and with the sections that it leaves empty", () => {
+  const text = "name: a\nsearch:\n  axes:\n    a.b: [1] # one\nmodel: {name: tiny, dropout: 0.1}\n";
+  const without = keys => edited(text, drop(text, outline(text), keys));
+  assert.equal(without(["search", "axes", "a.b"]), "name: a\nmodel: {name: tiny, dropout: 0.1}\n");
+  assert.equal(without(["model", "name"]), text.replace("name: tiny, ", ""));
+  assert.equal(without(["model", "dropout"]), text.replace(", dropout: 0.1", ""));
+  assert.equal(drop(text, outline(text), ["model", "path"]), null);
 });

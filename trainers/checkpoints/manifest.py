@@ -7,22 +7,22 @@ In all functions, `folder` is the checkpoint folder of a run, and `last` the las
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.data.cache import sync
+from trainers.data.storage import DRAFT, MANIFEST, ObjectPath, Place, digest
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 BEST = "best.json"
+PATCH = "code.patch"  # Next to an attempt's checkpoints: how the code that ran differs from its commit
+HISTOGRAMS = "histograms.jsonl"  # Next to an attempt's checkpoints: a line per step
 TRACE = "trace.json"  # Next to an attempt's checkpoints: the timeline of its traced steps
 _KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
-DRAFT = ".draft"
 FORMAT = 2
 _STEP = re.compile(r"^step-(\d{8,})$")
 _ATTEMPT = re.compile(r"^attempt-(\d{6,})$")
@@ -36,14 +36,14 @@ class CheckpointId:
     step: int
 
     @classmethod
-    def of(cls, path: Path) -> CheckpointId:
+    def of(cls, path: Place) -> CheckpointId:
         """Returns the checkpoint that a path names, or raises ValueError."""
         attempt, step = _ATTEMPT.match(path.parent.name), _STEP.match(path.name)
         if attempt is None or step is None:
             raise ValueError(f"{path} is not the path of a checkpoint")
         return cls(int(attempt[1]), int(step[1]))
 
-    def path(self, folder: Path) -> Path:
+    def path(self, folder: Place) -> Place:
         return attempt_folder(folder, self.attempt) / f"step-{self.step:08d}"
 
 
@@ -51,48 +51,70 @@ class CheckpointId:
 class Best:
     """The best evaluation of a run whose checkpoint exists."""
 
-    path: Path  # The checkpoint that was evaluated
+    path: Place  # The checkpoint that was evaluated
     step: int
     metric: str
     score: float  # Value of the metric
 
 
-def attempt_folder(folder: Path, attempt: int) -> Path:
+def attempt_folder(folder: Place, attempt: int) -> Place:
     return folder / f"attempt-{attempt:06d}"
 
 
-def attempt_number(path: Path) -> int | None:
+def attempt_number(path: Place) -> int | None:
     match = _ATTEMPT.match(path.name)
     return None if match is None else int(match[1])
 
 
-def attempts_in(folder: Path, last: int | None = None) -> list[int]:
+def attempts_in(folder: Place, last: int | None = None) -> list[int]:
     """Returns the attempts that have left files, the newest first."""
     found = sorted((int(match[1]) for match in _matches(folder, _ATTEMPT)), reverse=True)
     return [attempt for attempt in found if last is None or attempt <= last]
 
 
-def checkpoints_in(folder: Path, last: int | None = None) -> list[CheckpointId]:
+def checkpoints_in(folder: Place, last: int | None = None) -> list[CheckpointId]:
     """Returns what looks like checkpoints, the newest first; `verify` looks closer."""
-    found = [
+    if isinstance(folder, ObjectPath):  # Whose folders have their final names from the beginning.
+        return sorted((saved for saved, whole in _stored(folder, last).items() if whole), reverse=True)
+    steps = (
         CheckpointId(attempt, int(match[1]))
         for attempt in attempts_in(folder, last)
         for match in _matches(attempt_folder(folder, attempt), _STEP)
-    ]
-    return sorted(found, reverse=True)
+    )
+    return sorted(steps, reverse=True)
 
 
-def newest_file(folder: Path, name: str) -> Path | None:
+def drafts_in(folder: Place, last: int) -> list[Place]:
+    """Returns what killed attempts have left of checkpoints. Asked when none is written."""
+    if isinstance(folder, ObjectPath):
+        return [saved.path(folder) for saved, whole in _stored(folder, last).items() if not whole]
+    own = (attempt_folder(folder, attempt) for attempt in attempts_in(folder, last))
+    return [draft for one in own if isinstance(one, Path) for draft in one.glob(f"step-*{DRAFT}")]
+
+
+def _stored(folder: ObjectPath, last: int | None) -> dict[CheckpointId, bool]:
+    """Returns the checkpoints that have files, by one listing, and whether each has a manifest."""
+    found: dict[CheckpointId, bool] = {}
+    for file in folder.iterdir(recursive=True):
+        for step in (file, file.parent):  # Itself where pyarrow has left an empty object for a folder
+            with suppress(ValueError):
+                saved = CheckpointId.of(step)
+                if step == saved.path(folder) and (last is None or saved.attempt <= last):
+                    found[saved] = found.get(saved, False) or file.name == MANIFEST
+    return found
+
+
+def newest_file(folder: Place, name: str) -> Place | None:
     """Returns the file of that name of the newest attempt that has one."""
     files = (attempt_folder(folder, attempt) / name for attempt in attempts_in(folder))
     return next((file for file in files if file.is_file()), None)
 
 
-def kernel_trace(folder: Path, rank: int) -> Path:
+def kernel_trace(folder: Place, rank: int) -> Place:
     return folder / f"kernels-{rank}.json.gz"
 
 
-def kernel_traces(folder: Path) -> dict[int, Path]:
+def kernel_traces(folder: Place) -> dict[int, Place]:
     for attempt in attempts_in(folder):
         own = attempt_folder(folder, attempt)
         if ranks := sorted(int(match[1]) for match in _matches(own, _KERNELS)):
@@ -100,7 +122,7 @@ def kernel_traces(folder: Path) -> dict[int, Path]:
     return {}
 
 
-def _matches(folder: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+def _matches(folder: Place, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     try:
         names = [entry.name for entry in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +130,7 @@ def _matches(folder: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
     return [match for match in map(pattern.match, names) if match]
 
 
-def sealed_files(path: Path) -> dict[str, dict[str, Any]]:
+def sealed_files(path: Place) -> dict[str, dict[str, Any]]:
     """Returns the size and SHA-256 of each file in a verified checkpoint, from its manifest."""
     files: dict[str, dict[str, Any]] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
     return files
@@ -131,21 +153,11 @@ def changed(folder: Path, names: Collection[str]) -> str | None:
         return f"{Path(error.filename).name} cannot be read ({error.strerror})"
 
 
-def seal(path: Path) -> dict[str, Any]:
-    """Forces a file to disk; returns its size and SHA-256."""
-    sync(path)
-    return {"size": path.stat().st_size, "sha256": digest(path)}
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def read_best(folder: Path) -> Best | None:
+def read_best(folder: Place) -> Best | None:
     """Returns the best of a run's checkpoints, by the mark of the newest attempt that left one.
 
-    None if none is marked, the mark is damaged, or another checkpoint replaced the marked one.
+    None if none is marked, the mark is damaged, or another checkpoint replaced the marked one. Raises OSError
+    where a store does not answer: that says nothing about what it holds.
     """
     try:
         mark = newest_file(folder, BEST)
@@ -155,13 +167,19 @@ def read_best(folder: Path) -> Best | None:
         checkpoint = CheckpointId(int(marker["attempt"]), int(marker["step"]))
         best = Best(checkpoint.path(folder), checkpoint.step, str(marker["metric"]), float(marker["score"]))
         same = digest(best.path / MANIFEST) == marker["manifest_sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _raise_of_store(folder, error)
         return None
     return best if same and marker.get("format") == FORMAT else None
 
 
-def verify(path: Path, *, every_byte: bool = True) -> str | None:
-    """Returns what is wrong with a checkpoint, in words, or None; without `every_byte` by sizes alone."""
+def verify(path: Place, *, every_byte: bool = True) -> str | None:
+    """Returns what is wrong with a checkpoint, in words, or None; without `every_byte` by sizes alone.
+
+    Raises OSError where a store does not answer.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -172,10 +190,16 @@ def verify(path: Path, *, every_byte: bool = True) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _raise_of_store(path, error)
         return f"the manifest cannot be read ({error})"
 
 
-def _difference(path: Path, files: Mapping[str, Mapping[str, Any]], *, every_byte: bool) -> str | None:
+def _raise_of_store(path: Place, error: Exception) -> None:
+    if isinstance(path, ObjectPath) and isinstance(error, OSError):
+        raise error
+
+
+def _difference(path: Place, files: Mapping[str, Mapping[str, Any]], *, every_byte: bool) -> str | None:
     for name, expected in files.items():
         file = path / name
         size = file.stat().st_size

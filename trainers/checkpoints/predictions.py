@@ -6,8 +6,8 @@ no torch.
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainers.data.cache import sync
+from trainers.data.storage import Place, put
 
 PREDICTIONS = "predictions/test.parquet"  # Where an attempt's folder has the file
 COLUMNS = ("unit", "score", "prediction", "truth", "probabilities", "sources")
@@ -110,19 +110,15 @@ class NoPredictions(Exception):
     """There is no file of predictions that can be read; the message is one line."""
 
 
-def write(folder: Path, record: Record, rows: Sequence[Prediction]) -> None:
+def write(folder: Place, record: Record, rows: Sequence[Prediction]) -> None:
     """Writes the predictions of a run into an attempt's folder, whole or not at all; raises OSError."""
     # Imported here: only the end of a run pays for it.
     from pyarrow import parquet
 
     table = _table(rows).replace_schema_metadata({_RECORD: json.dumps(asdict(record)).encode()})
-    file = folder / PREDICTIONS
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.draft")
-    parquet.write_table(table, draft, row_group_size=_ROWS, compression="zstd")
-    sync(draft)
-    os.replace(draft, file)
-    sync(file.parent)
+    content = io.BytesIO()
+    parquet.write_table(table, content, row_group_size=_ROWS, compression="zstd")
+    put(folder / PREDICTIONS, content.getvalue())
 
 
 def write_table(file: Path, rows: Sequence[Prediction]) -> None:
@@ -149,9 +145,9 @@ def _table(rows: Sequence[Prediction]) -> Any:
     )
 
 
-def read_record(file: Path) -> Record:
-    with _opened(file) as opened:
-        metadata = opened.schema_arrow.metadata or {}
+def read_record(file: Place) -> Record:
+    with opened(file) as table:
+        metadata = table.schema_arrow.metadata or {}
     try:
         fields = json.loads(metadata[_RECORD])
         labels = fields.pop("labels", None)
@@ -160,32 +156,33 @@ def read_record(file: Path) -> Record:
         raise NoPredictions(f"{file}: not a predictions file") from None
 
 
-def read(file: Path) -> Iterator[Prediction]:
+def read(file: Place) -> Iterator[Prediction]:
     """Yields the predictions of a file, a group of rows in memory at a time, or raises NoPredictions."""
-    with _opened(file) as opened:
-        if set(opened.schema_arrow.names) != set(COLUMNS):
+    with opened(file) as table:
+        if set(table.schema_arrow.names) != set(COLUMNS):
             raise NoPredictions(f"{file}: not a predictions file")
-        for batch in opened.iter_batches(batch_size=_ROWS, columns=list(COLUMNS)):
+        for batch in table.iter_batches(batch_size=_ROWS, columns=list(COLUMNS)):
             for row in batch.to_pylist():
                 values = {name: json.loads(row[name]) for name in ("prediction", "truth", "probabilities")}
                 yield Prediction(row["unit"], row["score"], **values, sources=row["sources"])
 
 
-def unit_scores(file: Path) -> dict[str, float]:
-    with _opened(file) as opened:
+def unit_scores(file: Place) -> dict[str, float]:
+    with opened(file) as table:
         try:
-            table = opened.read(columns=["unit", "score"])
-            return dict(zip(table["unit"].to_pylist(), table["score"].to_pylist(), strict=True))
+            read = table.read(columns=["unit", "score"])
+            return dict(zip(read["unit"].to_pylist(), read["score"].to_pylist(), strict=True))
         except KeyError:
             raise NoPredictions(f"{file}: not a predictions file") from None
 
 
-def _opened(file: Path) -> Any:
+def opened(file: Place) -> Any:
+    """Returns a file of predictions for pyarrow to read in parts, or raises NoPredictions."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(file)
+        return parquet.ParquetFile(file if isinstance(file, Path) else file.open())
     except FileNotFoundError:
         raise NoPredictions(f"{file} does not exist") from None
     except pyarrow.ArrowInvalid as error:

@@ -13,14 +13,16 @@ after another attempt has begun can do no harm.
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -28,8 +30,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trainers.checkpoints import manifest
-from trainers.checkpoints.manifest import BEST, DRAFT, FORMAT, MANIFEST, STATE, CheckpointId, verify
-from trainers.data.cache import sync
+from trainers.checkpoints.manifest import BEST, FORMAT, STATE, CheckpointId, verify
+from trainers.data import storage
+from trainers.data.cache import digest_of, sync
+from trainers.data.storage import MANIFEST, Place
 from trainers.device_kinds import kind_of
 from trainers.errors import CheckpointError
 from trainers.reporting import Fence, OnlyAttempt
@@ -47,73 +51,91 @@ class CheckpointStore:
     """The checkpoints of one run, as one attempt sees them: its own and those of earlier attempts.
 
     `keep` of the newest stay, besides the best. The fence is checked before anything takes its final name.
+    `scratch` is a folder on this node, for drafts and copies of what is in a store.
     """
 
-    def __init__(self, folder: Path, keep: int, fence: Fence | None = None) -> None:
-        self._folder, self._keep, self._fence = folder, keep, fence or OnlyAttempt()
+    def __init__(
+        self, folder: Place, keep: int, fence: Fence | None = None, scratch: Path | None = None
+    ) -> None:
+        self.folder, self._keep, self._fence = folder, keep, fence or OnlyAttempt()
+        self._scratch = scratch or Path(gettempdir())
+        self._copies = self._scratch / "copies" / digest_of(str(folder))
         self.own_folder = manifest.attempt_folder(folder, self._fence.attempt)
         self._rejected: set[CheckpointId] = set()  # Those that did not verify
 
     def id(self, step: int) -> CheckpointId:
         return CheckpointId(self._fence.attempt, step)
 
-    def path(self, step: int) -> Path:
-        return self.id(step).path(self._folder)
+    def path(self, step: int) -> Place:
+        return self.id(step).path(self.folder)
 
-    def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Path:
+    def save(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Place:
         """Writes a checkpoint, with what `describe` adds to its folder; it then survives a power cut.
 
         After a CheckpointError (no space, no permission, a later attempt) older checkpoints are intact.
         """
-        final = self.path(step)
-        draft = final.with_name(final.name + DRAFT)
-        try:
-            self._make_own_folder()
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir()
+
+        def fill(draft: Path) -> None:
             for name, tensors in snapshot.tensors.items():
                 contiguous = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
                 # What transformers asks for before it reads a file.
                 save_file(contiguous, draft / f"{name}.safetensors", metadata={"format": "pt"})
             (draft / STATE).write_text(json.dumps(snapshot.state), encoding="utf-8")
             describe(draft)
-            files = sorted(path for path in draft.iterdir() if path.is_file())
-            sealed = {path.name: manifest.seal(path) for path in files}
-            unnamed = draft / (MANIFEST + DRAFT)
-            listing = {"format": FORMAT, "attempt": self._fence.attempt, "step": step, "files": sealed}
-            unnamed.write_text(json.dumps(listing, indent=1), encoding="utf-8")
-            sync(unnamed)
-            os.rename(unnamed, draft / MANIFEST)
-            sync(draft)
-            self._ask_fence(f"the checkpoint of step {step}")
-            if final.exists():  # of this attempt, and it did not verify
-                shutil.rmtree(final)
-            os.rename(draft, final)
-            sync(self.own_folder)
+
+        header = {"format": FORMAT, "attempt": self._fence.attempt, "step": step}
+        confirm = partial(self._ask_fence, f"the checkpoint of step {step}")
+        try:
+            self._make_own_folder()
+            storage.put_sealed(self.path(step), header, fill, confirm, self._scratch / "drafts")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"checkpoint of step {step} cannot be written to {self._folder} ({_reason(error)}); "
+                f"checkpoint of step {step} cannot be written to {self.folder} ({_reason(error)}); "
                 "free space or make the folder writable: the run will resume from the previous checkpoint"
             ) from error
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)  # Renamed, unless something went wrong.
         self._rejected.discard(self.id(step))
-        self._prune(step)
-        return final
+        self.prune(step)
+        return self.path(step)
 
-    def newest(self, reject: Callable[[str], None]) -> Path | None:
-        """Returns the newest checkpoint that verifies, up to this attempt's; raises CheckpointError.
+    def newest(self, reject: Callable[[str], None], *, on_record: int | None = None) -> Place | None:
+        """Returns the newest checkpoint that verifies, up to this attempt's.
 
-        `reject` is called with one line for each that does not.
+        `reject` is called with one line for each that does not. Raises CheckpointError if a checkpoint is
+        `on_record`, by its step, and this node sees none: the run would silently begin again.
         """
         for saved in self._saved():
-            path = saved.path(self._folder)
-            problem = verify(path)
+            path = saved.path(self.folder)
+            problem = self._problem(path)
             if problem is None:
                 return path
             self._rejected.add(saved)
             reject(f"checkpoint {path} is ignored: {problem}")
+        if on_record and not self._rejected:
+            raise CheckpointError(
+                f"a checkpoint of step {on_record:,} is on record, but node {socket.gethostname()} sees none "
+                f"in {self.folder}; let all nodes share that folder and put the files back, or submit the "
+                "run again"
+            )
         return None
+
+    def _problem(self, path: Place) -> str | None:
+        try:
+            if problem := verify(path, every_byte=isinstance(path, Path)):
+                return problem
+            storage.on_this_node(path, self._copies)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read ({_reason(error)})") from error
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def load(self, path: Place, *, only: Collection[str] | None = None) -> Snapshot:
+        """As `load`; a checkpoint in a store is copied to this node first, unless `newest` has done so."""
+        files = None if only is None else {STATE, *(f"{name}.safetensors" for name in only)}
+        try:
+            return load(storage.on_this_node(path, self._copies, files), only=only)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {path} cannot be read ({_reason(error)})") from error
 
     def mark_best(self, checkpoint: CheckpointId, metric: str, score: float) -> bool:
         """Keeps a checkpoint as the best until another is marked; False when there is none.
@@ -121,7 +143,7 @@ class CheckpointStore:
         After a CheckpointError (no space, no permission, a later attempt) the previous mark is intact.
         """
         try:
-            manifest_sha256 = manifest.digest(checkpoint.path(self._folder) / MANIFEST)
+            manifest_sha256 = storage.digest(checkpoint.path(self.folder) / MANIFEST)
         except FileNotFoundError:
             return False
         self._write_mark(
@@ -134,30 +156,23 @@ class CheckpointStore:
 
     def forget_best(self) -> None:
         """Unmarks the best checkpoint, whatever earlier attempts marked; raises CheckpointError."""
-        if manifest.newest_file(self._folder, BEST) is not None:
+        if manifest.newest_file(self.folder, BEST) is not None:
             self._write_mark({"format": FORMAT})
 
     def _write_mark(self, content: Mapping[str, Any]) -> None:
         mark = self.own_folder / BEST
-        draft = mark.with_name(BEST + DRAFT)
         try:
             self._make_own_folder()
-            draft.write_text(json.dumps(content), encoding="utf-8")
-            sync(draft)
-            self._ask_fence(BEST)
-            os.rename(draft, mark)
-            sync(self.own_folder)
+            storage.put(mark, json.dumps(content).encode(), partial(self._ask_fence, BEST))
         except OSError as error:
             raise CheckpointError(
                 f"{mark} cannot be written ({_reason(error)}); free space or make the folder writable"
             ) from error
-        finally:
-            draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
 
     def _make_own_folder(self) -> None:
-        if not self.own_folder.is_dir():
+        if isinstance(self.own_folder, Path) and not self.own_folder.is_dir():
             self.own_folder.mkdir(parents=True, exist_ok=True)
-            sync(self._folder)
+            sync(self.own_folder.parent)
 
     def _ask_fence(self, what: str) -> None:
         if not self._fence.holds():
@@ -165,13 +180,21 @@ class CheckpointStore:
                 f"{what} was not kept: a later attempt has replaced attempt {self._fence.attempt} at the run"
             )
 
+    def stored_gb(self) -> float | None:
+        """Returns the size of the checkpoints that are kept, in 1e9 bytes; None = it cannot be read."""
+        try:
+            files = (manifest.sealed_files(saved.path(self.folder)) for saved in self._saved())
+            return float(sum(of["size"] for sealed in files for of in sealed.values())) / 1e9
+        except (OSError, ValueError, CheckpointError):
+            return None
+
     def _saved(self) -> list[CheckpointId]:
         try:
-            return manifest.checkpoints_in(self._folder, last=self._fence.attempt)
+            return manifest.checkpoints_in(self.folder, last=self._fence.attempt)
         except OSError as error:
-            raise CheckpointError(f"{self._folder}: cannot be read ({_reason(error)})") from error
+            raise CheckpointError(f"{self.folder}: cannot be read ({_reason(error)})") from error
 
-    def _prune(self, newest: int) -> None:
+    def prune(self, newest: int) -> None:
         """Removes checkpoints that are too old or did not verify, and dead drafts, but not the best.
 
         Only this attempt's and earlier ones': a later attempt may be at work if this one is outdated.
@@ -179,19 +202,21 @@ class CheckpointStore:
         own, saved = self.id(newest), self._saved()
         kept = {found for found in saved if found <= own and found not in self._rejected}
         kept = set(sorted(kept)[-self._keep :])
-        best = manifest.read_best(self._folder)
-        for found in saved:
-            path = found.path(self._folder)
-            if found not in kept and (best is None or path != best.path):
-                # The manifest goes first: a folder half removed is no checkpoint.
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
-        for attempt in manifest.attempts_in(self._folder, last=own.attempt):
-            folder = manifest.attempt_folder(self._folder, attempt)
-            for entry in folder.glob(f"step-*{DRAFT}"):
-                shutil.rmtree(entry, ignore_errors=True)
+        try:
+            best = manifest.read_best(self.folder)
+            drafts = manifest.drafts_in(self.folder, own.attempt)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be read ({_reason(error)})") from error
+        old = (found.path(self.folder) for found in saved if found not in kept)
+        for path in (*drafts, *(path for path in old if best is None or path != best.path)):
             with suppress(OSError):
-                folder.rmdir()  # Of an earlier attempt that left nothing else.
+                storage.delete(path)
+        shutil.rmtree(self._copies, ignore_errors=True)  # The run has read what it continues from.
+        for attempt in manifest.attempts_in(self.folder, last=own.attempt):
+            folder = manifest.attempt_folder(self.folder, attempt)
+            with suppress(OSError):
+                if isinstance(folder, Path):
+                    folder.rmdir()  # Of an earlier attempt that left nothing else.
 
 
 def load(path: Path, *, only: Collection[str] | None = None) -> Snapshot:
@@ -220,7 +245,7 @@ class Written:
     """A complete checkpoint; `write_s` is the thread's time in seconds."""
 
     step: int
-    path: Path
+    path: Place
     write_s: float
 
 

@@ -4,8 +4,6 @@ The experiment spec (`service.specs.experiment`) consists of these sections. Imp
 neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 from trainers.config.model import LAYERS, Distillation, Model, require_layer_map
 from trainers.config.optimizer import DEFAULT_WARMUP, Optimizer
 from trainers.config.parallel import MAX_WORKERS, MICRO_BATCHES_PER_STAGE, Parallel, require_layers
@@ -31,36 +29,3 @@ from trainers.config.training import (
     Workspace,
 )
 from trainers.registry import Identifier, Section
-
-__all__ = [
-    "ASSUMED_BATCH",
-    "DEFAULT_WARMUP",
-    "LAYERS",
-    "MAX_BATCH",
-    "MAX_LENGTH",
-    "MAX_WORKERS",
-    "MICRO_BATCHES_PER_STAGE",
-    "SHARERS",
-    "BatchConfig",
-    "Checkpointing",
-    "DevicePricing",
-    "DeviceRates",
-    "Distillation",
-    "Evaluation",
-    "Identifier",
-    "Length",
-    "Model",
-    "Numerics",
-    "Optimizer",
-    "Parallel",
-    "Precision",
-    "RunConfig",
-    "Section",
-    "Site",
-    "TaskConfig",
-    "Telemetry",
-    "TrainingSections",
-    "Workspace",
-    "require_layer_map",
-    "require_layers",
-]

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,7 +7,7 @@ from trainers.model_kinds.encoders import ENCODERS, HUGGINGFACE, EncoderInfo, qu
 from trainers.model_kinds.families import EMBEDDINGS
 from trainers.registry import Identifier, NameIn, Section, described
 
-LAYERS: Mapping[str, int] = MappingProxyType({"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12})
+LAYERS: Mapping[str, int] = {"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12}
 """Encoder layers of the presets."""
 
 
@@ -65,7 +62,7 @@ class Model(Section):
         return parts
 
     @model_validator(mode="after")
-    def _served(self) -> Model:
+    def _served(self) -> Self:
         if self.cuda_graphs and not ENCODERS[self.encoder].packs:
             packing = " or ".join(info.name for info in ENCODERS.values() if info.packs)
             raise ValueError(
@@ -155,7 +152,7 @@ class Distillation(Section):
         return any(self.inside_weights)
 
     @model_validator(mode="after")
-    def _stages(self) -> Distillation:
+    def _stages(self) -> Self:
         if self.hidden_first_fraction and not self.looks_inside:
             raise ValueError(
                 f"hidden_first_fraction {self.hidden_first_fraction} has no loss to train first; set one of "

@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -66,7 +64,7 @@ class Optimizer(Section):
     """Format that the moments m and v are kept in; bf16 is for adan only, whose n stays fp32."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Optimizer:
+    def _consistent(self) -> Self:
         for field, choices_of in _SERVED.items():
             self._require_served(field, choices_of)
         if self.warmup_steps is not None and self.warmup_fraction is not None:
@@ -126,7 +124,6 @@ class Optimizer(Section):
         return {field: getattr(self, field) for field in self.schedule_info.options}
 
     def hyperparameters(self, stored: str) -> Hyperparameters:
-        """Returns the update rule's arguments for parameters stored in a format."""
         return Hyperparameters(
             implementation=self.implementation,
             learning_rate=self.learning_rate,
@@ -138,7 +135,6 @@ class Optimizer(Section):
         )
 
     def warmup_of(self, total_steps: int) -> int:
-        """Returns the warm-up steps of a run, or a stage, of so many steps."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         return math.ceil(self.warmup_share * total_steps)

@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
@@ -10,7 +8,6 @@ from trainers.registry import NameIn, Section, described
 
 MICRO_BATCHES_PER_STAGE = 4
 """Of a pipeline whose micro-batch is `auto`: by the formula at most a fifth of a step is bubble then."""
-
 
 MAX_WORKERS = 4096
 
@@ -74,7 +71,7 @@ class Parallel(Section):
         return {**fields, "workers": workers["max"], "min_workers": workers["min"]}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Parallel:
+    def _consistent(self) -> Self:
         exchanging = " or ".join(info.name for info in STRATEGIES.values() if info.exchanges)
         if not self.strategy_info.several and self.workers != 1:
             raise ValueError(
@@ -100,7 +97,7 @@ class Parallel(Section):
         return self
 
     @model_validator(mode="after")
-    def _pipeline(self) -> Parallel:
+    def _pipeline(self) -> Self:
         if not self.strategy_info.staged:
             staged = " or ".join(info.name for info in STRATEGIES.values() if info.staged)
             for field in ("stages", "engine", "schedule", "partition"):

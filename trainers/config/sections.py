@@ -1,18 +1,15 @@
 """The smaller sections of a run."""
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from trainers.registry import Section
 
 MAX_BATCH = 65536  # Examples
-ASSUMED_BATCH = 16
-"""Examples that forecasts assume for a batch that is still to be found."""
+ASSUMED_BATCH = 16  # Examples that forecasts assume for a batch that is still to be found
 BatchSize: TypeAlias = Annotated[
     Annotated[int, Field(ge=1, le=MAX_BATCH), Tag("number")] | Annotated[Literal["largest"], Tag("word")],
     Discriminator(lambda size: "word" if isinstance(size, str) and not size.isdigit() else "number"),
@@ -52,7 +49,7 @@ class BatchConfig(Section):
         return not isinstance(self.global_size, int)
 
     @model_validator(mode="after")
-    def _one_limit(self) -> BatchConfig:
+    def _one_limit(self) -> Self:
         if self.micro_tokens is not None and self.micro_size != "auto":
             raise ValueError(
                 f"micro_size {self.micro_size} and micro_tokens {self.micro_tokens} both limit a "
@@ -70,7 +67,7 @@ class Length(Section):
     """Optimizer updates; 0 = no training: the model is evaluated as it is given."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> Length:
+    def _one_of(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give exactly one of epochs and steps")
         return self
@@ -96,7 +93,7 @@ class Evaluation(Section):
     """Examples per forward pass on one worker."""
 
     @model_validator(mode="after")
-    def _one_interval(self) -> Evaluation:
+    def _one_interval(self) -> Self:
         if self.every_epochs is not None and self.every_steps is not None:
             raise ValueError(
                 f"every_epochs {self.every_epochs:g} and every_steps {self.every_steps} are both set; remove "
@@ -105,7 +102,6 @@ class Evaluation(Section):
         return self
 
     def interval(self, steps_per_epoch: int) -> int:
-        """Returns the steps from one evaluation to the next."""
         if self.every_steps is not None:
             return self.every_steps
         epochs = 1.0 if self.every_epochs is None else self.every_epochs
@@ -134,11 +130,13 @@ class Telemetry(Section):
     """Read the hardware counters of each kernel (GPU) in the step after the profiled window."""
     trace_steps: int = Field(default=0, ge=0, le=1000)
     """Steps of which every worker's phases are kept as a timeline, after the first ones; 0 = off."""
+    histogram_steps: int = Field(default=0, ge=0, le=200)
+    """Steps, spread evenly over the run, of which histograms of weights and gradients are kept; 0 = off."""
     gradient_noise: bool = True
     """Estimate the gradient noise scale, and with it statistical efficiency and goodput."""
 
     @model_validator(mode="after")
-    def _counts_what_is_profiled(self) -> Telemetry:
+    def _counts_what_is_profiled(self) -> Self:
         if self.kernel_counters and not self.profile_steps:
             raise ValueError(
                 "kernel_counters true counts the kernels of profiled steps, but profile_steps is 0; set "

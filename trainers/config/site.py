@@ -1,11 +1,9 @@
-"""Where a run's devices stand: how its nodes' power is read, and what a kilowatt-hour there emits."""
-
-from __future__ import annotations
+"""Where a run's devices stand: how nodes' power is read, what a kilowatt-hour emits, what storage costs."""
 
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +11,7 @@ from trainers.registry import Section
 
 Carbon = Annotated[float, Field(ge=0.0, le=10.0)]
 CarbonByHour = Annotated[tuple[Carbon, ...], Field(min_length=24, max_length=24)]
-_FIGURES = ("pue", "carbon_kg_per_kwh", "idle_w")
+_FIGURES = ("pue", "carbon_kg_per_kwh", "idle_w", "storage_usd_per_gb_month")
 _NOT_TOLD = frozenset({"redfish_credentials", "redfish_ca"})
 
 
@@ -34,6 +32,10 @@ class Site(Section):
     unset = not known: nodes without a management controller have no `node_energy_kwh`."""
     idle_source: str | None = None
     """Where that power comes from."""
+    storage_usd_per_gb_month: float = Field(default=0.0, ge=0.0, le=10.0)
+    """Price of the storage, in USD for 1e9 bytes and a month; unset = not known: runs have no cost of it."""
+    storage_source: str | None = None
+    """Where that price comes from."""
     redfish_url: str | None = Field(default=None, pattern=r"^https?://[^/\s@]+(/\S*)?$")
     """Management controller of a node, perhaps with the path of one chassis; `{node}` stands for the host's
     name; unset = none."""
@@ -43,7 +45,7 @@ class Site(Section):
     """File on each node with the certificates that sign the controller's; unset = the system's."""
 
     @model_validator(mode="after")
-    def _figures_have_sources(self) -> Site:
+    def _figures_have_sources(self) -> Self:
         for name in _FIGURES:
             source = f"{name.partition('_')[0]}_source"
             declared = getattr(self, name) != type(self).model_fields[name].default
@@ -67,5 +69,4 @@ class Site(Section):
         return None if carbon is None else energy_kwh * self.pue * carbon
 
     def facts(self) -> Mapping[str, Any]:
-        """Returns what was declared, for a run's record."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=set(_NOT_TOLD))

@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
 
@@ -128,7 +126,7 @@ class TaskConfig(Section):
         return count
 
     @model_validator(mode="after")
-    def _own_fields(self) -> TaskConfig:
+    def _own_fields(self) -> Self:
         for field, owners in _OWNERS.items():
             if self.name not in owners and getattr(self, field) is not None:
                 raise ValueError(

@@ -293,6 +293,7 @@ class TrainingSections(Section):
             ("telemetry.profile_steps", self.telemetry.profile_steps, "profiles training steps"),
             ("telemetry.kernel_counters", self.telemetry.kernel_counters, "counts training steps"),
             ("telemetry.trace_steps", self.telemetry.trace_steps, "traces training steps"),
+            ("telemetry.histogram_steps", self.telemetry.histogram_steps, "looks at training steps"),
             ("parallel.partition", partition, "measures training steps"),
         )
         for field, value, what in unused:
@@ -540,16 +541,20 @@ class DevicePricing(DeviceRates):
 
 
 class Workspace(Section):
-    """Where a run reads and writes on the worker's file system."""
+    """Where a run reads and writes."""
 
     checkpoints: str
-    """Folder for this run's checkpoints, shared by all workers; each attempt has a folder in it."""
+    """Folder, or URL in an object store, for this run's checkpoints; each attempt has a folder in it."""
     cache: str
-    """Folder for tokenised data, shared by all runs."""
+    """Folder on the worker's node for tokenised data and copies from a store, shared by all runs."""
+    cache_max_bytes: int | None = None
+    """Most bytes of that folder's entries, but for those in use; unset = half of its disk."""
+    prepared: str = ""
+    """Folder or URL where nodes find tokens, vocabularies and teachers' logits of others; empty = none."""
     data_roots: tuple[str, ...] = ()
-    """Folders that dataset paths may lie in."""
+    """Folders, and URLs in an object store, that dataset paths may lie in."""
     model_roots: tuple[str, ...] = ()
-    """Folders that model paths may lie in."""
+    """Folders and URLs that model paths may lie in, and those of checkpoints that the run starts from."""
     offline: bool = False
     """Never ask the hub; a hub id must then be in the local hub cache."""
 

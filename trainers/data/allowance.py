@@ -4,8 +4,6 @@ Readers respect the allowance in force, so that the service can look at files wi
 they raise `Spent` for a file that it does not cover, and before bytes that exceed it.
 """
 
-from __future__ import annotations
-
 import gzip
 import stat
 import time
@@ -16,8 +14,7 @@ from contextvars import ContextVar
 from io import BufferedIOBase
 from pathlib import Path
 
-DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
-"""What a gzip file raises that is cut off or is none."""
+DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # What a gzip file raises that is cut off or is none
 
 
 class Spent(Exception):
@@ -27,8 +24,7 @@ class Spent(Exception):
 class Allowance:
     """What may still be read: bytes after decompression, time, and within `roots` (empty = anywhere)."""
 
-    rows_at_once = 256
-    """Rows of a Parquet file that are decoded at a time."""
+    rows_at_once = 256  # Rows of a Parquet file that are decoded at a time
 
     def __init__(self, size_bytes: int, seconds: float, roots: Sequence[Path] = ()) -> None:
         self.left_bytes = size_bytes
@@ -84,7 +80,6 @@ def require(path: Path) -> None:
 
 
 def opened(path: Path) -> BufferedIOBase:
-    """Opens a file, or what a file compressed with gzip holds."""
     require(path)
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 

@@ -52,8 +52,6 @@ def epoch_order(
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """A record with tensors among its fields, and perhaps further such records."""
-
     def tensors(self) -> Iterator[torch.Tensor]:
         for own in fields(self):
             value = getattr(self, own.name)
@@ -75,10 +73,7 @@ class _Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Segments(_Tensors):
-    """The row of a micro-batch: T tokens, one segment per example.
-
-    The row is padded to a multiple by a last segment of its own, which no example reads.
-    """
+    """The row of a micro-batch: T tokens, a segment per example, and perhaps a last one of padding."""
 
     input_ids: torch.Tensor  # (1, T) token ids
     position_ids: torch.Tensor  # (1, T) position of each token in its segment
@@ -236,8 +231,6 @@ def collate(data: TokenSet, rows: Indices, pad_id: int, multiple: int) -> Batch:
 
 @dataclass
 class TrainingBatches:
-    """The batches of one replica, by step."""
-
     data: TokenSet
     _: KW_ONLY
     seed: int
@@ -303,10 +296,7 @@ class TrainingBatches:
 
 
 def balanced_shares(lengths: npt.NDArray[np.int64], replicas: int) -> list[Indices]:
-    """Returns which examples of a step each replica has: equally many, with equally many tokens.
-
-    They are dealt in rounds, the longest first: each round's longest to the replica with the fewest tokens.
-    """
+    """Returns each replica's examples: in rounds, the longest to the one with the fewest tokens."""
     order = np.argsort(-lengths, kind="stable")
     totals = np.zeros(replicas, dtype=np.int64)
     shares: list[list[int]] = [[] for _ in range(replicas)]

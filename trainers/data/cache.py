@@ -1,12 +1,14 @@
 """What runs share: folders and digests kept under the hash of what they were made from.
 
 Filling them, or waiting for another process to do so, happens `with preparing():`, which the first run that
-needs them counts apart from its own time (`counted_by`). Imports no torch.
+needs them counts apart from its own time (`counted_by`). What is used `with in_use(...)` stays; of the rest,
+the least recently used makes room. Imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,14 +23,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from trainers.config import Workspace
 from trainers.errors import BadDataError, CacheError
 
 Around = Callable[[], AbstractContextManager[None]]
 
 _around: ContextVar[Around] = ContextVar("around preparation", default=nullcontext)
 _RACY_S = 2.0
-_CHUNK = 1 << 20
-_SIZES = "sizes.json"
+_SIZES, _USED = "sizes.json", ".used"
 
 
 def preparing() -> AbstractContextManager[None]:
@@ -103,18 +105,105 @@ def _read_digest(root: Path, files: Sequence[Path]) -> str:
     return total.hexdigest()
 
 
-def cached_folder(root: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """Returns the folder `root/key`; `build` fills it when it is missing or incomplete, once at a time."""
-    folder = root / key
-    if not _is_complete(folder):
+class _Use:
+    """Entries of a node's cache that are in use, each by a shared lock on a file that holds its size."""
+
+    def __init__(self, cache: Path, limit_bytes: int | None) -> None:
+        self._cache, self._limit_bytes = cache, limit_bytes
+        self.held: dict[Path, int] = {}  # Descriptor by file
+
+    def hold(self, folder: Path) -> Path:
+        """Returns the entry's file, whose time of change is that of its last use."""
+        used = folder.with_name(f"{folder.name}{_USED}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while not self._holds(used):  # Once more if it is removed meanwhile
+            if used in self.held:
+                os.close(self.held[used])
+            self.held[used] = os.open(used, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(self.held[used], fcntl.LOCK_SH)
+        os.utime(used)
+        return used
+
+    def _holds(self, used: Path) -> bool:
         try:
+            return os.path.samestat(os.fstat(self.held[used]), os.stat(used))
+        except (KeyError, FileNotFoundError):
+            return False
+
+    def count(self, used: Path, size_bytes: int, *, known: bool) -> None:
+        """Makes room for an entry; raises `CacheError` if its size is `known` before and there is none."""
+        limit = self._limit_bytes or shutil.disk_usage(self._cache).total // 2
+        with FileLock(self._cache / "room.lock"):
+            os.ftruncate(self.held[used], 0)
+            os.pwrite(self.held[used], str(size_bytes).encode(), 0)
+            entries = sorted(self._entries())
+            total = sum(size for _, _, size in entries)
+            for _, file, size in entries:
+                if total > limit and file != used and _removed(file):
+                    total -= size
+            if known and total > limit:
+                os.ftruncate(self.held[used], 0)
+                raise CacheError(
+                    f"{self._cache}: no room for a copy of {size_bytes:,} bytes: {total - size_bytes:,} of "
+                    f"{limit:,} bytes are in use; raise STILLHOUSE_CACHE_MAX_BYTES"
+                )
+
+    def _entries(self) -> Iterator[tuple[float, Path, int]]:
+        """Yields when each entry was last used, its file and its size in bytes."""
+        for file in (*self._cache.glob(f"*/*{_USED}"), *self._cache.glob(f"copies/*/*{_USED}")):
+            with contextlib.suppress(FileNotFoundError):  # A run removes what it has read.
+                yield file.stat().st_mtime, file, int(file.read_text() or 0)
+
+
+_use: ContextVar[_Use | None] = ContextVar("cache in use", default=None)
+
+
+@contextmanager
+def in_use(workspace: Workspace) -> Iterator[None]:
+    """What is found in or added to the workspace's cache stays there meanwhile; the cache keeps its bound."""
+    use = _Use(Path(workspace.cache), workspace.cache_max_bytes)
+    token = _use.set(use)
+    try:
+        yield
+    finally:
+        _use.reset(token)
+        for descriptor in use.held.values():
+            os.close(descriptor)
+
+
+def _removed(used: Path) -> bool:
+    """Removes an entry unless it is in use."""
+    with contextlib.suppress(FileNotFoundError), used.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        for name in (used.stem, f"{used.stem}.draft"):
+            shutil.rmtree(used.with_name(name), ignore_errors=True)
+        used.unlink()
+    return True
+
+
+def cached_folder(root: Path, key: str, build: Callable[[Path], None], size_bytes: int = 0) -> Path:
+    """Returns the folder `root/key`; `build` fills it when it is missing or incomplete, once at a time.
+
+    `size_bytes` is what it will take where that is known, 0 = it is not.
+    """
+    folder, use = root / key, _use.get()
+    try:
+        used = use and use.hold(folder)
+        if not _is_complete(folder):
             with preparing():
+                if use and used and size_bytes:
+                    use.count(used, size_bytes, known=True)
                 _build(folder, build)
-        except OSError as error:
-            raise CacheError(
-                f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); free "
-                "space, or make it writable for this user"
-            ) from error
+        if use and used and not used.stat().st_size:
+            use.count(used, sum(_sizes(folder).values()), known=False)
+    except OSError as error:
+        raise CacheError(
+            f"{error.filename or root}: the cache cannot be written ({error.strerror or error}); free "
+            "space, or make it writable for this user"
+        ) from error
     return folder
 
 
@@ -130,9 +219,10 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         draft.mkdir()
         try:
             build(draft)
-            sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
+            files = [path for path in draft.rglob("*") if path.is_file()]
+            sizes = {str(path.relative_to(draft)): path.stat().st_size for path in files}
             (draft / _SIZES).write_text(json.dumps(sizes), encoding="utf-8")
-            for path in draft.iterdir():
+            for path in (*files, draft / _SIZES):
                 sync(path)
             sync(draft)
             os.rename(draft, folder)
@@ -150,9 +240,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _sizes(folder: Path) -> dict[str, int]:
+    sizes: dict[str, int] = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+    return sizes
+
+
 def _is_complete(folder: Path) -> bool:
     try:
-        sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return all((folder / name).stat().st_size == size for name, size in _sizes(folder).items())
     except (OSError, ValueError):
         return False

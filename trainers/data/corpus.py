@@ -6,8 +6,6 @@ places in the sources and the hashes of known documents are stored in one transa
 cuts the shards to those lengths and continues there, so that it writes the bytes of one that was not.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -44,8 +42,7 @@ _STATE, _LOCK, _DRAFT = "unfinished.sqlite", ".lock", ".draft"
 _TEXTS = (".txt", ".txt.gz", ".text", ".tokens")
 _SNIFFED_BYTES = 1 << 16
 _TITLE = re.compile(r" ?= [^=].* = ?$")
-_EXPANSION = {".gz": 3, ".parquet": 2}
-"""About how much longer the text of a file is than the file."""
+_EXPANSION = {".gz": 3, ".parquet": 2}  # About how much longer the text of a file is than the file
 _REPORTED = 256  # Documents between two reports of the progress
 
 
@@ -72,7 +69,6 @@ class CorpusPlan:
     stop: str = "last"  # Ends with the first source that is exhausted, or with the last one
 
     def shard_counts(self) -> dict[str, int]:
-        """Returns how many shards each part has: like its share of the documents, at least one."""
         counts = {part: max(1, round(self.shards * share)) for part, share in self.shares.items()}
         largest = max(counts, key=lambda part: counts[part])
         counts[largest] += self.shards - sum(counts.values())
@@ -108,10 +104,6 @@ class _BuildState:
 # -- Documents -------------------------------------------------------------------------------------
 
 
-def _by_line(path: Path) -> Iterator[str]:
-    return (line for line, _ in read_lines(path) if line.strip())
-
-
 def _blocks(path: Path, begins: Callable[[str], bool], *, with_it: bool) -> Iterator[str]:
     block: list[str] = []
     size = 0
@@ -128,7 +120,7 @@ def _blocks(path: Path, begins: Callable[[str], bool], *, with_it: bool) -> Iter
 
 
 DOCUMENTS: Mapping[str, Callable[[Path], Iterator[str]]] = {
-    "line": _by_line,
+    "line": lambda path: (line for line, _ in read_lines(path) if line.strip()),
     "paragraph": lambda path: _blocks(path, lambda line: not line.strip(), with_it=False),
     "file": lambda path: _blocks(path, lambda line: False, with_it=True),
     "title": lambda path: _blocks(path, lambda line: _TITLE.match(line) is not None, with_it=True),
@@ -163,8 +155,6 @@ class _LineAllowance(Allowance):
 
 
 class _LocalDocuments:
-    """Documents of a file or a folder, by name; `place` is that of the next one."""
-
     def __init__(self, source: CorpusSource, place: dict[str, Any]) -> None:
         self.place = place or {"file": 0, "document": 0}
         self._source, self._root = source, Path(source.path)
@@ -220,8 +210,6 @@ def _files_under(path: Path) -> Iterator[Path]:
 
 
 class _HubDocuments:
-    """Documents of the training split of a dataset on the hub, streamed from one commit."""
-
     def __init__(self, source: CorpusSource, place: dict[str, Any]) -> None:
         self._name, self._column = self._id(source), source.column
         self._stream, self._revision = open_stream(self._name, place.get("revision"))
@@ -361,7 +349,6 @@ class _CorpusBuild:
         return self._finish()
 
     def _next_source(self) -> int | None:
-        """Returns the source that is furthest behind its weight."""
         state = self._state
         if any(state.ended) and self._plan.stop == "first":
             return None
@@ -439,7 +426,6 @@ class _CorpusBuild:
         return state
 
     def _stored(self) -> _BuildState | None:
-        """Returns the state after the last batch, to which the shards are cut back."""
         self._database.execute("PRAGMA cache_size = -65536")  # KiB
         self._database.execute("CREATE TABLE IF NOT EXISTS known (hash INTEGER PRIMARY KEY)")
         self._database.execute("CREATE TABLE IF NOT EXISTS state (plan TEXT, content TEXT)")

@@ -6,8 +6,6 @@ becomes a list of numbers, and numpy gathers the tokens. The ids are exactly the
 cannot guarantee goes through the library, as do all texts of other tokenizers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +43,6 @@ def encoder_of(tokenizer: Tokenizer) -> Encoder:
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
-    """Returns the smallest type that holds every id of a vocabulary."""
     return np.uint16 if vocabulary_size(tokenizer) <= np.iinfo(np.uint16).max else np.int32
 
 
@@ -127,7 +124,6 @@ class WordEncoder:
         self._held_bytes += sum(map(len, new)) + _WORD_BYTES * len(new)
 
     def _divide(self, word: str) -> Sequence[str]:
-        """Returns what the tokenizer treats separately: of ASCII, runs of letters and digits, and signs."""
         if _PRINTABLE.fullmatch(word) and not self._added.search(word):
             return _PIECES.findall(word.lower() if self._lowercase else word)
         return (word,)

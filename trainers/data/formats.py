@@ -56,7 +56,6 @@ class Row:
         return value
 
     def label(self, name: str) -> str | int:
-        """Returns a field that must be a class: a name or a number."""
         value = self._present(name)
         if not isinstance(value, str | int):
             raise self.refusal(name, f"{value!r} is neither a name nor a number; write one of the two")
@@ -91,7 +90,6 @@ class Row:
         return not self.broken and (value is None or (isinstance(value, str) and not value.strip()))
 
     def require(self) -> None:
-        """Raises `BadDataError` if the row could not be read."""
         if self.broken:
             raise BadDataError(f"{self.where}: {self.broken}")
 
@@ -227,7 +225,6 @@ def _delimited(path: Path, *, tabs: bool = False) -> Iterator[Line]:
 
 
 def _sheet(path: Path, name: str | None = None) -> Iterator[Line]:
-    """Yields the lines of a sheet of an Excel workbook that have a value; without a name, of the first."""
     allowance = in_force()
     with _workbook(path) as book:
         sheet = book[name or book.sheetnames[0]]
@@ -255,7 +252,6 @@ def _workbook(path: Path) -> Iterator[Any]:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yields rows of a Parquet file, in batches that keep memory bounded."""
     # Imported here: only runs on Parquet files pay for the import.
     import pyarrow.parquet
 
@@ -408,8 +404,6 @@ def sheets_in(path: Path, *, header: bool) -> Mapping[str, Callable[[], Iterator
 
 
 def tables_in(path: Path, *, header: bool) -> Mapping[str, Callable[[], Iterator[Row]]]:
-    """Returns the tables of a SQLite database, whose columns always have names."""
-
     @contextmanager
     def opened_database() -> Iterator[sqlite3.Connection]:
         require(path)
@@ -469,7 +463,6 @@ SEVERAL = {".xlsx": sheets_in, ".sqlite": tables_in, ".sqlite3": tables_in, ".db
 
 
 def _raw_lines(path: Path) -> Generator[bytes]:
-    """Yields lines of a file, or of what a file compressed with gzip holds, without a byte order mark."""
     number = 0
     try:
         with opened(path) as stream:

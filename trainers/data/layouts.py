@@ -3,8 +3,6 @@
 Imports no torch: the service fingerprints a dataset by the same rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +10,6 @@ from enum import StrEnum
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from trainers.data.formats import READERS, SEVERAL, Reader, Row, ending, read_lines, splits_in
@@ -20,15 +17,11 @@ from trainers.errors import BadDataError
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 _EVALUATION = ("eval", "evaluation")
-NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        TRAIN: ("train", "training"),
-        VALIDATION: (
-            "validation", "valid", "val", "dev", "devel", "development", "testa", "trial", *_EVALUATION
-        ),
-        TEST: ("test", "testing", "testb", *_EVALUATION),
-    }
-)  # fmt: skip
+NAMES: Mapping[str, tuple[str, ...]] = {
+    TRAIN: ("train", "training"),
+    VALIDATION: ("validation", "valid", "val", "dev", "devel", "development", "testa", "trial", *_EVALUATION),
+    TEST: ("test", "testing", "testb", *_EVALUATION),
+}
 """Names of files by part; the first one that exists, and is not an earlier part's, is read."""
 
 RULES = 1  # Grows when a rule assigns an example to another part than before
@@ -226,7 +219,6 @@ def _plain(file: Path) -> str:
 
 
 def has_tabs(file: Path) -> bool:
-    """Whether there are tabs in the first line."""
     return "\t" in next((line for line, _ in read_lines(file)), "")
 
 
@@ -245,7 +237,6 @@ def matching(folder: Path, name: str) -> list[Path]:
 
 
 def matching_parts(folder: Path) -> dict[str, Path]:
-    """Returns the first file that could be of each part."""
     return named_parts(lambda name: next(iter(matching(folder, name)), None))
 
 

@@ -5,8 +5,6 @@ hashing these counters (SplitMix64, Steele et al., OOPSLA 2014). So masks are th
 workers and size of micro-batch, and a resumed run needs no state to draw the next ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which files a spec may name and a run may open: those in a configured root.
+"""Which files a spec may name and a run may open: those in a configured root, a folder or part of a store.
 
 The service applies this rule when a spec is submitted; a worker applies it again before it opens anything.
 """
@@ -9,6 +9,9 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+
+from trainers.data.storage import ObjectPath, Place, is_relative_name, place
+from trainers.errors import CacheError
 
 HUB = "hub:"  # Prefix of a dataset or model that comes from the hub
 _NAME = r"[A-Za-z0-9_][\w.-]*"
@@ -24,6 +27,10 @@ _IDS = {
 
 class UnusablePath(Exception):
     """A path or id that may not be opened or does not exist; the message is one line."""
+
+
+class Unavailable(UnusablePath):
+    """A path in a store that does not answer, which says nothing about what it holds."""
 
 
 class OutsideRoots(UnusablePath):
@@ -50,7 +57,7 @@ def not_from_hub(what: str, identifier: str, error: Exception, *, offline: bool,
     return f"hub {what} '{identifier}' cannot be loaded ({reason}); {hint}"
 
 
-def find(text: str, roots: Sequence[Path]) -> Path:
+def find(text: str, roots: Sequence[Place]) -> Place:
     """Returns the file or folder that a path means: absolute, or relative to the first root that has it.
 
     Links are resolved before a path is compared with the resolved roots, so that none leads out of a root;
@@ -60,12 +67,16 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     if "\0" in text:
         raise UnusablePath(f"{text!r} holds a NUL character; remove it")
     try:
-        # `os.path`, because every submission does this twice and pathlib takes three times as long.
-        candidates = [os.path.realpath(os.path.join(root, text)) for root in roots]
-        inside = [path for path, root in zip(candidates, roots, strict=True) if _lies_in(path, str(root))]
-        for path in inside:
-            if os.path.exists(path):
-                return Path(path)
+        named = place(text) if "://" in text else None
+    except ValueError as error:
+        raise UnusablePath(str(error)) from None  # Without the text: it may hold credentials.
+    inside = False
+    try:
+        for root in roots:
+            there = _below(text, named, root)
+            inside = inside or there is not None
+            if there is not None and _exists(there):
+                return there
     except (OSError, RuntimeError, ValueError) as error:  # Too long, a loop of links, no permission.
         raise UnusablePath(f"'{text}' cannot be read: {error}") from None
     if not inside:
@@ -73,17 +84,37 @@ def find(text: str, roots: Sequence[Path]) -> Path:
     raise UnusablePath(f"'{text}' does not exist under {shown}")
 
 
-def _lies_in(path: str, root: str) -> bool:
-    return path == root or path.startswith(os.path.join(root, ""))
+def _below(text: str, named: Place | None, root: Place) -> Place | None:
+    """Returns what a path means by a root; None = it lies elsewhere. `named` is the place of a URL."""
+    if isinstance(root, ObjectPath):
+        there = named or root / text.rstrip("/")
+        clean = isinstance(there, ObjectPath) and is_relative_name(there.key)
+        return there if clean and f"{there}/".startswith(f"{root}/") else None
+    if named is not None:
+        return None
+    # `os.path`, because every submission does this twice and pathlib takes three times as long.
+    path = os.path.realpath(os.path.join(root, text))
+    return Path(path) if path == str(root) or path.startswith(os.path.join(root, "")) else None
 
 
-def resolve(text: str, roots: Sequence[str], what: str) -> Path:
-    """Returns what a worker may open, as `find` does; raises `UnusablePath` with what to do."""
+def _exists(there: Place) -> bool:
+    if not isinstance(there, ObjectPath):
+        return os.path.exists(there)
+    try:
+        return there.is_file() or there.is_dir()
+    except OSError as error:
+        raise Unavailable(f"{there} cannot be read: {error.strerror}") from None
+
+
+def resolve(text: str, roots: Sequence[str], what: str) -> Place:
+    """Returns what a worker may open, as `find` does; raises `UnusablePath` with what to do, `CacheError`."""
     if not roots:
         raise UnusablePath(f"{what} path '{text}' cannot be used: this worker allows no {what} folders")
     try:
-        return find(text, [Path(root).resolve() for root in roots])
+        return find(text, [root.resolve() if isinstance(root, Path) else root for root in map(place, roots)])
     except OutsideRoots as error:
         raise UnusablePath(f"{what} path {error}; move it there, or allow its folder") from None
+    except Unavailable as error:
+        raise CacheError(str(error)) from None
     except UnusablePath as error:
         raise UnusablePath(f"{what} path {error}") from None

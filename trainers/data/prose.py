@@ -3,15 +3,12 @@
 Pure functions on strings. Expressions are bounded, so that time grows with the length of a text alone.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-UNKNOWN = "<unk>"
-"""What stands for words, and after `detokenised` for numbers, that a corpus left out."""
+UNKNOWN = "<unk>"  # What stands for words, and after `detokenised` for numbers, that a corpus left out
 
 # -- Tokenised corpora -----------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 Few shapes are for devices that compile each operation for every new one, and for passes that are recorded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -143,7 +141,6 @@ class StaticRow:
         return replace(static, padded_tokens=length, segments=static_row)
 
     def length_of(self, tokens: int) -> int:
-        """Returns the length of a row: more than its tokens by at most an eighth."""
         step = self._step(tokens)
         return min(self.longest, (tokens // step + 1) * step)
 

@@ -5,8 +5,6 @@ Functions that split return ascending indices of the larger and of the held-out 
 `BadDataError` where there are too few examples.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +39,6 @@ def numbers_of(names: Sequence[str]) -> Indices:
 
 
 def numbered_names(names: Iterable[str]) -> Iterator[str]:
-    """Yields names; where one occurs again, its number of occurrence is appended."""
     counts: Counter[str] = Counter()
     for name in names:
         counts[name] += 1

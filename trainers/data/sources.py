@@ -28,6 +28,7 @@ from trainers.data.layouts import (
     used_parts,
 )
 from trainers.data.paths import HUB, UnusablePath, id_on_hub, not_from_hub, resolve
+from trainers.data.storage import copied
 from trainers.errors import BadDataError
 
 FactsT = TypeVar("FactsT", covariant=True)
@@ -57,7 +58,7 @@ def open_source(task: TaskConfig, workspace: Workspace) -> Source[FileSet]:
     except UnusablePath as error:
         raise BadDataError(str(error)) from None
     try:
-        return _of_files(place, task, Path(workspace.cache) / "fingerprints")
+        return _of_files(copied(place, Path(workspace.cache)), task, Path(workspace.cache) / "fingerprints")
     except OSError as error:
         raise BadDataError(f"{error.filename or place}: cannot be read ({error.strerror})") from None
 
@@ -75,7 +76,6 @@ def parts_at(path: Path, task: TaskConfig) -> Mapping[str, SourcePart]:
 
 
 def _files_named(folder: Path, name: str, task: TaskConfig) -> SourcePart:
-    """Returns what `task.parts` names: a file, a folder of files, or files by a pattern."""
     files = [folder / name] if (folder / name).exists() else sorted(folder.glob(name))
     if len(files) == 1 and files[0].is_dir():
         files = sorted(file for file in files[0].iterdir() if file.is_file() and file.name[0] not in "._")

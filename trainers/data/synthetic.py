@@ -4,8 +4,6 @@ Short reviews of teas and gardens; the label is the balance of praise and compla
 and a few mixed reviews keep it from being a matter of one word.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

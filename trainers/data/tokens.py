@@ -33,8 +33,7 @@ class Framed:
         return cls(*(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(cls)))
 
 
-Frame = tuple[tuple[int, ...], ...]
-"""Special tokens before, between and after one text or two."""
+Frame = tuple[tuple[int, ...], ...]  # Special tokens before, between and after one text or two
 
 
 def framed(frame: Frame, columns: Sequence[tuple[Ids, Counts]], max_length: int) -> Framed:
@@ -186,7 +185,6 @@ def tokenise(
     max_length: int,
     progress: Callable[[int], None],
 ) -> TokenSet:
-    """Returns tokens of examples, which have one text or two each."""
     pairs = len(texts[0]) > 1
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
     chunks = []

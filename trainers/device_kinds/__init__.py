@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from trainers.device_kinds.kind import DeviceKind as DeviceKind
+from trainers.device_kinds.kind import DeviceKind
 from trainers.registry import Deferred, by_name, entries_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ CPU = DeviceKind(
     load=Deferred("trainers.device_kinds.backend:Backend"),
     counted_in_cpus=True,
     link_gb_s=1.0,  # 10 Gbit Ethernet
-    serves=MappingProxyType({"model.cuda_graphs": (False,)}),
+    serves={"model.cuda_graphs": (False,)},
     caution=_caution,
     emulates_halves=True,
     teacher_precisions=("bf16", "fp32"),
@@ -68,8 +67,9 @@ CUDA = DeviceKind(
     torch_type="cuda",
     load=Deferred("trainers.device_kinds.cuda_backend:CudaBackend"),
     ray_resource="GPU",
-    ray_scaling=MappingProxyType({"use_gpu": True}),
-    proven=False,
+    pod_resource="nvidia.com/gpu",
+    ray_scaling={"use_gpu": True},
+    trained_on=("H200",),
     process_group="nccl",
     link_gb_s=25.0,  # PCIe 4 x16
     behind_host=True,

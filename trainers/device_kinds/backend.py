@@ -1,7 +1,5 @@
 """Operations that training needs of a device through torch: the CPU's, which the other kinds override."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -18,7 +16,6 @@ from trainers.device_kinds.counters import Device
 from trainers.errors import BadSpecError
 
 _CLEAR_PEAK = "5"
-
 
 Result = TypeVar("Result")
 
@@ -57,7 +54,6 @@ class Backend:
         return None
 
     def facts(self, device: torch.device) -> dict[str, object]:
-        """Fields of the run's record that describe the device, besides its CPU."""
         return {}
 
     def counters(self, device: torch.device) -> Device:
@@ -65,7 +61,6 @@ class Backend:
         return Device()
 
     def has_instructions(self, precision: str, device: torch.device) -> bool:
-        """Whether the device has instructions for a half precision that are faster than fp32's."""
         if precision == "bf16":
             return has_bf16_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

@@ -3,16 +3,12 @@
 `NvmlDevice`, the null form `Device` and the tests' replayed traces pass one conformance suite.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from typing_extensions import override
 
 MIB = 1024.0 * 1024.0
 
@@ -98,20 +94,16 @@ class NvmlDevice(Device):
             if hasattr(nvml, constant) and self._try(self._reasons) is not None
         }
 
-    @override
     def energy_j(self) -> float | None:
         return self._milli("nvmlDeviceGetTotalEnergyConsumption") if self._has_energy else None
 
-    @override
     def power_limit_w(self) -> float | None:
         return self._milli("nvmlDeviceGetEnforcedPowerLimit")
 
-    @override
     def on_node(self) -> int | None:
         count: int | None = None if self._mig else self._try(self._nvml.nvmlDeviceGetCount)
         return count
 
-    @override
     def sample(self) -> DeviceSample | None:
         values = {name: self._try(read) for name, read in self._readers.items()}
         throttled: tuple[str, ...] = ()
@@ -120,7 +112,6 @@ class NvmlDevice(Device):
             throttled = tuple(word for bit, word in self._reason_bits.items() if bits & bit)
         return DeviceSample(time.perf_counter(), **values, throttled=throttled)
 
-    @override
     def facts(self) -> dict[str, object]:
         nvml = self._nvml
         others = self._try(
@@ -143,7 +134,6 @@ class NvmlDevice(Device):
         }
 
     def _milli(self, function: str) -> float | None:
-        """A reading of the board in watts or joules, of which NVML has thousandths."""
         thousandths = self._try(lambda: getattr(self._nvml, function)(self._board))
         return None if thousandths is None else thousandths / 1000.0
 
@@ -165,7 +155,6 @@ class NvmlDevice(Device):
         return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._board))
 
     def _try(self, read: Callable[[], Any]) -> Any:
-        """Returns the result of a call, or None where the driver or the permissions refuse it."""
         try:
             return read()
         except self._nvml.NVMLError:
@@ -173,10 +162,7 @@ class NvmlDevice(Device):
 
 
 def other_device(reported: str, expected: Sequence[str]) -> bool:
-    """Returns whether a driver's name, such as `NVIDIA A100-SXM4-40GB`, is none of the expected ones.
-
-    MIG adds to the name (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`); with no expected names any device is right.
-    """
+    """Whether a driver's name, to which MIG adds, is none of the expected ones; without any, it never is."""
     name = reported.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return bool(expected) and not any(name == known or name.startswith(f"{known} ") for known in expected)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,7 +6,6 @@ from typing import Any
 import torch
 from torch.nn import attention
 from torch.profiler import ProfilerActivity
-from typing_extensions import override
 
 from trainers.device_kinds.backend import Backend, PassRecorder, Result
 from trainers.device_kinds.counters import MIB, Device, nvml_device
@@ -26,7 +23,6 @@ class CudaGraphs(PassRecorder):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    @override
     def rehearse(self, work: Callable[[], Result]) -> Result:
         """Runs on the stream of recordings, where libraries allocate their workspaces."""
         outside = torch.cuda.current_stream(self._stream.device)
@@ -36,7 +32,6 @@ class CudaGraphs(PassRecorder):
         outside.wait_stream(self._stream)
         return result
 
-    @override
     def record(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         # Other threads pin memory meanwhile, which may not happen in a recording thread.
@@ -49,30 +44,23 @@ class CudaBackend(Backend):
     counts_kernels = True
     _records = False
 
-    @override
     def available(self) -> bool:
         return torch.cuda.is_available()
 
-    @override
     def device(self, hardware: str) -> torch.device:
-        """The GPU that Ray or the environment chose for this process."""
         if not self.available():
             raise BadSpecError(f"hardware {hardware} is a GPU, but this worker sees none; change hardware")
         return torch.device("cuda", torch.cuda.current_device())
 
-    @override
     def name(self, device: torch.device) -> str | None:
         return str(torch.cuda.get_device_properties(device).name)
 
-    @override
     def memory_bytes(self, device: torch.device) -> int | None:
         return int(torch.cuda.get_device_properties(device).total_memory)
 
-    @override
     def facts(self, device: torch.device) -> dict[str, object]:
         return {"gpu": self.name(device), "cuda": torch.version.cuda}
 
-    @override
     def counters(self, device: torch.device) -> Device:
         properties = torch.cuda.get_device_properties(device)
         # Not all of torch's versions that this runs on tell the place.
@@ -80,98 +68,76 @@ class CudaBackend(Backend):
         bus_id = None if -1 in place else "{:08x}:{:02x}:{:02x}.0".format(*place)
         return nvml_device(index=device.index, uuid=str(getattr(properties, "uuid", "")), bus_id=bus_id)
 
-    @override
     def has_instructions(self, precision: str, device: torch.device) -> bool:
         return precision == "fp16" or torch.cuda.get_device_capability(device) >= _AMPERE
 
-    @override
     def why_not(self, precision: str, device: torch.device) -> str | None:
         if self.has_instructions(precision, device):
             return None
         return f"{self.name(device)} is older than Ampere and has no {precision}; use precision fp32 or fp16"
 
-    @override
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
-    @override
     def begin_run(self) -> None:
         """Disables cuDNN's attention, which plans for each batch width: seconds in every process."""
         self._records = False
         torch.backends.cuda.enable_cudnn_sdp(False)
         attention.restore_flash_attention_impl(_raise_warn=False)
 
-    @override
     def attend_without_dropout(self, device: torch.device) -> None:
         """Activates FlashAttention 3 where available, for the whole process until the next run."""
         hopper = torch.cuda.get_device_capability(device)[0] == _HOPPER
         if hopper and importlib.util.find_spec(_FLASH_3) is not None:
             attention.activate_flash_attention_impl("FA3")
 
-    @override
     def free_cache(self) -> None:
         if self.available():
             torch.cuda.empty_cache()
 
-    @override
     def restart_peak(self, device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
-    @override
     def peak_mib(self, device: torch.device) -> float:
-        """Peak of allocated device memory; of reserved memory in a run that records passes.
-
-        Between recordings their pool counts as free, but nothing else may use it.
-        """
+        """Of a run that records passes, of reserved memory: their pool counts as free, but is not."""
         peak = torch.cuda.max_memory_reserved if self._records else torch.cuda.max_memory_allocated
         return peak(device) / MIB
 
-    @override
     def random_state(self, device: torch.device) -> torch.Tensor | None:
         return torch.cuda.get_rng_state(device)
 
-    @override
     def set_random_state(self, device: torch.device, state: torch.Tensor) -> None:
         torch.cuda.set_rng_state(state, device)
 
-    @override
     def keep_random_state(self, device: torch.device) -> AbstractContextManager[None]:
         return torch.random.fork_rng([device])
 
-    @override
     def send(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         with torch.cuda.device(device):
             return tensor.pin_memory().to(device, non_blocking=True)
 
-    @override
     def host_memory(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    @override
     def moment(self, device: torch.device) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         return event
 
-    @override
     def seconds(self, begin: Any, end: Any) -> float:
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    @override
     def wait(self, moment: Any) -> None:
         moment.synchronize()
 
-    @override
     def recorder(self, device: torch.device) -> PassRecorder:
         self._records = True
         return CudaGraphs(device)
 
-    @override
     def pinning(self, device: torch.device) -> AbstractContextManager[object] | None:
         # A thread's current device is the first one until it says otherwise.
         return torch.cuda.device(device)
 
-    @override
     def profiler_activities(self) -> list[ProfilerActivity]:
         return [ProfilerActivity.CPU, ProfilerActivity.CUDA]

@@ -22,12 +22,13 @@ class DeviceKind:
     torch_type: str
     load: Callable[[], Backend]
     requires: str | None = None  # Package that adds it to torch, an optional extra of the kind's name
-    proven: bool = True  # A run has trained on such a device; else previews warn
+    trained_on: tuple[str, ...] | None = None  # Catalogue entries that runs have trained on; None = all
     static_shapes: bool = False  # Operations are compiled for each new shape: all batches of a run have one
     serves: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # Of spec fields, where not all
     fused_steps: bool = True
     counted_in_cpus: bool = False  # A device is one CPU and a worker occupies several, else one device
     ray_resource: str | None = None
+    pod_resource: str | None = None  # By which a pod asks Kubernetes for such devices; None = by CPU
     ray_scaling: Mapping[str, bool] = field(default_factory=dict)  # For Ray Train's `ScalingConfig`
     process_group: str = "gloo"
     link_gb_s: float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -42,7 +41,6 @@ class Distilled:
 
 
 def tokenizer_origin(config: RunConfig, student: Origin) -> Origin:
-    """Returns the model whose tokenizer the run uses: a preset takes its teacher's."""
     if config.model.teacher is None or isinstance(student, Folder):
         return student
     return teacher.locate(config.model.teacher, config.workspace)
@@ -61,10 +59,7 @@ def set_up(
     report: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Distilled:
-    """Finds and checks the teacher, and computes what can be cached; `BadSpecError` if it does not fit.
-
-    The student is on its device; its arithmetic is prepared by the caller.
-    """
+    """Checks the teacher and fills its cache; `BadSpecError` if it does not fit a student on its device."""
     section = config.distillation
     is_used = section.looks_inside or section.soft_weight > 0.0
     if config.model.teacher is not None and not is_used:
@@ -94,8 +89,7 @@ def set_up(
     cached = section.cache_logits and cacheable
     transform = data.transform
     if cached:
-        root = Path(config.workspace.cache) / "teacher-logits"
-        transform = cached_logits(root, source, device, multiple, report)
+        transform = cached_logits(config.workspace, source, device, multiple, report)
     loaded = None
     if computes_loss and (section.looks_inside or not cached):
         loaded = source.load(relations_of=comparison.related_in_teacher)

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trainers.config import Workspace
 from trainers.data.batches import Batch, collate
-from trainers.data.cache import cached_folder, digest_of
+from trainers.data.cache import digest_of
 from trainers.data.selection import Indices
+from trainers.data.storage import prepared_folder
 from trainers.data.tokens import TokenSet
 from trainers.distillation.teacher import Teacher, require_finite
 from trainers.model_kinds.heads import logits_of
@@ -50,12 +52,9 @@ class CachedLogits:
 
 
 def cached_logits(
-    root: Path, teacher: Teacher, device: torch.device, multiple: int, report: Callable[[str], None]
+    workspace: Workspace, teacher: Teacher, device: torch.device, multiple: int, report: Callable[[str], None]
 ) -> CachedLogits:
-    """Returns the logits of the training part, cached or computed; only then is the teacher loaded.
-
-    Raises `NotFiniteError` where its number format does not hold them, and `CacheError`.
-    """
+    """Returns the training part's logits, cached or computed; raises `NotFiniteError` and `CacheError`."""
     data = teacher.data
     per_token = data.head.reads != "text"
     count = logits_of(data.head)
@@ -85,7 +84,8 @@ def cached_logits(
         logits.flush()
 
     key = digest_of([_LAYOUT, teacher.sha256, teacher.format.name, repr(data.head), _digest(data.train)])
-    logits = np.load(cached_folder(root, key, build) / _FILE, mmap_mode="r")
+    folder = prepared_folder(workspace, "teacher-logits", key, build, report)
+    logits = np.load(folder / _FILE, mmap_mode="r")
     return CachedLogits(logits, data.train.offsets if per_token else None)
 
 

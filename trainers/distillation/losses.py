@@ -57,10 +57,7 @@ def squared_difference(student: torch.Tensor, teacher: torch.Tensor, scale: floa
 def soft_tokens(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float, of_sequence: torch.Tensor
 ) -> torch.Tensor:
-    """`soft_targets` of (M, V) logits over the vocabulary, the mean over each sequence's guessed positions.
-
-    `of_sequence` (M,) is the number of guessed positions in the sequence of each.
-    """
+    """`soft_targets` of (M, V) logits, the mean over the `of_sequence` (M,) guesses of each sequence."""
     each = _divergence(student.float() / temperature, teacher.float() / temperature)
     return temperature**2 * (each / of_sequence).sum()
 

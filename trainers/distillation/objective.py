@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from typing_extensions import override
 
 from trainers.config import Distillation
 from trainers.data.batches import Batch
@@ -31,22 +30,16 @@ _PARTS = ("soft", "hidden", "embedding", "relation", "cosine")
 
 
 class Objective:
-    """The loss of a task."""
-
     def __init__(self, task: Task) -> None:
         self.task = task
 
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
-        """Returns the sum of the loss over the batch's examples, a scalar in fp32."""
         total = self.task.loss(output.logits, batch)
         # A worker's stand-in takes part, and counts nothing.
         return total if batch.examples else total * 0.0
 
     def stage(self, step: int, total_steps: int) -> range:
-        """Returns the steps of the stage that a step (0-based) belongs to.
-
-        A stage is a training of its own: the optimizer and its learning rate schedule start again.
-        """
+        """Returns the steps of the stage, a training of its own, that a step (0-based) belongs to."""
         return range(total_steps)
 
     def begin_step(self, step: int, total_steps: int) -> None:
@@ -98,17 +91,14 @@ class DistillationObjective(Objective):
         self._computed: list[str] = []
         self.begin_step(0, 1)
 
-    @override
     def stage(self, step: int, total_steps: int) -> range:
         return plan.stage(self._config, step, total_steps)
 
-    @override
     def begin_step(self, step: int, total_steps: int) -> None:
         self._weights = plan.weights(self._config, step, total_steps)
         self._projected.with_hidden = self._weights.inside
         self._sums, self._examples = {}, 0
 
-    @override
     def teacher_flops(self) -> FlopCount | None:
         return self._teacher.flop_count if self._teacher is not None and self._teacher_computes else None
 
@@ -116,7 +106,6 @@ class DistillationObjective(Objective):
     def _teacher_computes(self) -> bool:
         return self._weights.inside or bool(self._weights.soft and not self._cached_logits)
 
-    @override
     def loss(self, output: Output, batch: Batch) -> torch.Tensor:
         weights = self._weights
         parts = {"task": self.task.loss(output.logits, batch)}
@@ -129,21 +118,18 @@ class DistillationObjective(Objective):
         weighted = [getattr(weights, name) * part for name, part in parts.items()]
         return torch.stack(weighted).sum() * _counts(batch)
 
-    @override
     def local_sums(self) -> list[float | torch.Tensor]:
         # Not by what this worker computed: in a pipeline the last stage alone computes losses.
         has = {name: bool(getattr(self._weights, name.partition("_loss")[0])) for name in self._names}
         self._computed = [name for name in self._names if name == "task_loss" or has[name]]
         return [self._examples, *(self._sums.get(name, 0.0) for name in self._names)]
 
-    @override
     def agree(self, sums: Sequence[float]) -> None:
         examples, *values = sums
         if examples:
             mean = {name: value / examples for name, value in zip(self._names, values, strict=True)}
             self._parts = {name: mean[name] for name in self._computed}
 
-    @override
     def parts(self) -> Mapping[str, float]:
         return self._parts
 

@@ -25,7 +25,6 @@ class LossWeights:
 
     @property
     def inside(self) -> bool:
-        """Whether the step needs more of the teacher than its logits."""
         return any((self.hidden, self.embedding, self.relation, self.cosine))
 
 
@@ -67,7 +66,6 @@ class Comparison:
 
     @property
     def related(self) -> tuple[int, ...]:
-        """Layers whose relations are compared, 0-based."""
         return tuple(layer for layer, factor in enumerate(self.relation) if factor)
 
     @property

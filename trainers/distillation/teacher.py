@@ -75,10 +75,7 @@ def format_on(device: torch.device, wanted: str, student: Precision = Precision.
 
 
 class Teacher:
-    """A teacher that exists and fits, without its weights.
-
-    Raises `BadSpecError` for another task, too few positions, or no relations although they are needed.
-    """
+    """A teacher that exists and fits, without its weights; raises `BadSpecError` for any other."""
 
     def __init__(
         self,
@@ -130,8 +127,6 @@ class Teacher:
 
 
 class LoadedTeacher:
-    """A frozen model in evaluation mode, on its device, in its number format."""
-
     def __init__(
         self, model: student.Student, tap: RelationTap | None, device: torch.device, *, with_head: bool
     ) -> None:

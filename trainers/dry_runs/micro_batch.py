@@ -6,8 +6,6 @@ share, and nothing is tried. Which run of a sweep meets the first pass of a shap
 fills caches, is chance: so every run finds its process warm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib
@@ -25,6 +23,7 @@ from filelock import FileLock
 from torch import nn
 
 from trainers.config import MAX_BATCH, Parallel, RunConfig
+from trainers.data import storage
 from trainers.data.batches import Batch, Transform, collate
 from trainers.data.cache import preparing
 from trainers.data.tokens import TokenSet
@@ -252,23 +251,30 @@ def choose(
     """
     if not _searched(config, device):
         return config.micro_size
-    memory = _memory_of(config)
-    key = key_of(config, device, shape)
-    # Rank 0's word counts, because another run may write between two workers' readings.
-    chosen: int | None = workers.broadcast(memory.recall(key))
-    if chosen is None:
+
+    def search() -> int:
         # In a pipeline `micro_size` is the largest that leaves each stage enough of them.
+        return largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
+
+    return _found(config, workers, key_of(config, device, shape), search)
+
+
+def _found(config: RunConfig, workers: Workers, key: str, search: Callable[[], int]) -> int:
+    """Returns the size kept under a key, or what every worker's search has room for, which is then kept."""
+    memory = _memory_of(config)
+    # Rank 0's word counts, because another run may write between two workers' readings.
+    size: int | None = workers.broadcast(memory.recall(key))
+    if size is None:
         with preparing():
-            own = largest(config.share, lambda size: fits(lambda: attempt(size)), config.micro_size)
-            chosen = min(workers.all_gather(own))
-        if chosen == 0:
+            size = min(workers.all_gather(search()))
+        if size == 0:
             raise OutOfMemoryError(
                 f"not even one example of length {config.task.max_length} fits in memory; lower "
                 "task.max_length, or use another model or hardware"
             )
         if workers.rank == 0:
-            memory.keep(key, chosen)
-    return chosen
+            memory.keep(key, size)
+    return size
 
 
 class BatchSearch:
@@ -292,7 +298,7 @@ class BatchSearch:
         on_host = config.rates.kind.counted_in_cpus
         self._limit_mib = _USABLE * host_share_mib(config) if on_host else math.inf
         self._key = "batch " + key_of(config, device, {**shape, "limit_mib": f"{self._limit_mib:.0f}"})
-        self._of_run = SizeCache(Path(config.workspace.checkpoints) / "batch-size.json")
+        self._of_run = storage.place(config.workspace.checkpoints) / "batch-size.json"
         self._peaks: dict[int, float] = {}
 
     def found(self, attempt: Callable[[int], None], at_most: int) -> RunConfig:
@@ -300,23 +306,20 @@ class BatchSearch:
 
         `at_most` are the training examples; `attempt` runs a step of a size at the run's greatest length.
         """
-        config, workers, memory = self._config, self._workers, _memory_of(self._config)
-        replicas = config.parallel.replicas
-        share = workers.broadcast(self._of_run.recall("share") or memory.recall(self._key))
+        config, workers, replicas = self._config, self._workers, self._config.parallel.replicas
+        most = max(1, min(MAX_BATCH, at_most) // replicas)
+        share = workers.broadcast(self._recalled())
         if share is None:
-            with preparing():
-                most = max(1, min(MAX_BATCH, at_most) // replicas)
-                share = min(workers.all_gather(self._search(attempt, most)))
-            if share == 0:
-                raise OutOfMemoryError(
-                    f"not even one example of length {config.task.max_length} fits in memory; lower "
-                    "task.max_length, or use another model or hardware"
-                )
-            if workers.rank == 0:
-                memory.keep(self._key, share)
+            share = _found(config, workers, self._key, lambda: self._search(attempt, most))
         if workers.rank == 0:
-            self._of_run.keep("share", share)
+            storage.put(self._of_run, json.dumps({"share": share}).encode())
         return with_size(config.with_batch(share * replicas), share)
+
+    def _recalled(self) -> int | None:
+        try:
+            return int(json.loads(self._of_run.read_text(encoding="utf-8"))["share"])
+        except FileNotFoundError:
+            return None
 
     def forget(self) -> None:
         _memory_of(self._config).forget(self._key)

@@ -1,23 +1,23 @@
 """Builds a run's parts in the order that they depend on each other."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from trainers import distillation
-from trainers.checkpoints import store
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
+from trainers.data import storage
 from trainers.data.batches import TrainingBatches, collate, epoch_order
 from trainers.data.cache import counted_by, preparing
 from trainers.data.segments import up_to_multiple
+from trainers.data.storage import Place
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.micro_batch import BatchSearch, DryRun, StageDryRun
 from trainers.errors import BadSpecError
@@ -40,13 +40,14 @@ from trainers.models.precision import HalfEmbedding
 from trainers.parallel import partition_stages
 from trainers.parallel.replica import Replica, Setup
 from trainers.process import seed_all
-from trainers.reporting import Clock, Fence, Sink, Stop
+from trainers.reporting import Fence, RunHistory, Sink, Stop
 from trainers.tasks import METRICS
 from trainers.tasks.base import build, trained_as
-from trainers.telemetry.facts import environment_facts
+from trainers.telemetry.facts import environment_facts, write_patch
 from trainers.telemetry.flops import flop_count_of
 from trainers.telemetry.gradient_noise import GradientNoise, source_for
 from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
+from trainers.telemetry.histograms import Histograms
 from trainers.telemetry.instruments import Instruments, overhead_meter
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Phase
@@ -63,7 +64,7 @@ def assemble(
     sink: Sink,
     stop: Stop,
     *,
-    clock: Clock,
+    history: RunHistory,
     began_s: float,
     instruments: Instruments,
     fence: Fence | None = None,
@@ -77,17 +78,20 @@ def assemble(
     """
     worker = RunWorker(config, sink, began_s, instruments)
     timeline = worker.timeline
-    heartbeat = Heartbeat()
-    if worker.workers.rank == 0:
-        heartbeat = HeartbeatFile(Path(config.workspace.checkpoints), clock.opened_s)
+    folder, scratch = storage.place(config.workspace.checkpoints), Path(config.workspace.cache)
+    checkpoints = CheckpointStore(folder, config.checkpoint.keep, fence, scratch)
+    heartbeat = Heartbeat(history.opened_s, history.lives)
+    if worker.workers.rank == 0 and isinstance(folder, Path):
+        heartbeat = HeartbeatFile(folder, history.opened_s)
     instruments.attach(worker.device, alive=heartbeat.beat)
     timeline.boundary = overhead_meter(instruments, worker.sink)
     timeline.enter(Phase.setup)
-    checkpoints = CheckpointStore(Path(config.workspace.checkpoints), config.checkpoint.keep, fence)
     with counted_by(lambda: timeline.within(Phase.preparation)):
-        trainer = RunBuilder(worker, checkpoints, before, last=last).build(stop, heartbeat, clock)
+        trainer = RunBuilder(worker, checkpoints, before, last=last).build(stop, heartbeat, history)
         with timeline.within(Phase.warm_up):
             worker.workers.all_gather(None)  # begin together
+            if worker.workers.rank == 0 and not trainer.saving.nothing_saved:
+                checkpoints.prune(trainer.progress.step)  # What a killed attempt did not come to
             instruments.prepared()
     return trainer
 
@@ -102,25 +106,29 @@ class RunBuilder:
         # As given; with a resolved micro-batch size after `choose_micro_batch`.
         self.config = worker.config
 
-    def build(self, stop: Stop, heartbeat: Heartbeat, clock: Clock) -> Trainer:
-        self.find_checkpoint()
+    def build(self, stop: Stop, heartbeat: Heartbeat, history: RunHistory) -> Trainer:
+        self.find_checkpoint(history)
         self.prepare_data()
         self.build_model()
         self.install_encoder()
         self.add_teacher_and_optimizer()
         self.choose_micro_batch()
         self.gather_data()
-        self.restore(heartbeat, clock)
+        self.restore(heartbeat, history)
         self.replicate()
         self.report_start()
         self.seed()
         return self.finish(stop)
 
-    def find_checkpoint(self) -> None:
+    def find_checkpoint(self, history: RunHistory) -> None:
         workers = self.worker.workers
         # Rank 0 verifies and decides, so that all workers resume from the same checkpoint.
-        newest = self.checkpoints.newest(self.worker.warn) if workers.rank == 0 else None
-        self.newest: Path | None = workers.broadcast(newest)
+        newest = None
+        if workers.rank == 0:
+            # Those of an earlier stage are in another folder.
+            known = history.checkpoint_step if self.before is None else None
+            newest = self.checkpoints.newest(self.worker.warn, on_record=known)
+        self.newest: Place | None = workers.broadcast(newest)
         if self.newest is not None:
             self.worker.timeline.resume()
 
@@ -333,8 +341,7 @@ class RunBuilder:
             final_test = FinalTest(
                 evaluator_of(part="test"),
                 prepared.test_units,
-                Path(config.workspace.checkpoints),
-                self.checkpoints.own_folder,
+                self.checkpoints,
                 identity,
                 self.task.info.headline,
                 worker.workers,
@@ -357,11 +364,11 @@ class RunBuilder:
         )
         self.total_steps = config.length.total_steps(len(prepared.train), config.batch.size)
 
-    def restore(self, heartbeat: Heartbeat, clock: Clock) -> None:
+    def restore(self, heartbeat: Heartbeat, history: RunHistory) -> None:
         """Restores model, optimizer, counters and timeline, but no generators; finds what was lost since."""
         timeline, before = self.worker.timeline, self.before
         self.progress, self.kept_until_s = Progress(), None if before is None else before.ended_s
-        self.saved = None if self.newest is None else store.load(self.newest)
+        self.saved = None if self.newest is None else self.checkpoints.load(self.newest)
         if self.saved is not None:
             self.progress = snapshot.restore(self.saved, self.state, self.data.identity)
             self.kept_until_s = float(self.saved.state["taken_s"])
@@ -371,7 +378,7 @@ class RunBuilder:
             self.progress.usage = RunUsage(**before.usage)
             timeline.carry_over(before.spent_s)
         self._restore_best()
-        lost = heartbeat.look_back(kept_until_s=self.kept_until_s, submitted_s=clock.submitted_s)
+        lost = heartbeat.look_back(kept_until_s=self.kept_until_s, submitted_s=history.submitted_s)
         timeline.carry_over({Phase.lost_since_checkpoint: lost.lost_s})
         self.progress.usage.queue_s += lost.queue_s
 
@@ -431,7 +438,7 @@ class RunBuilder:
             "student_sha256": student_sha256,
             "compiled": config.model.compile,
             "attention": self.student.attention,
-            **({} if self.parity is None else {"encoder_parity": self.parity.as_dict()}),
+            **({} if self.parity is None else {"encoder_parity": asdict(self.parity)}),
             "parameters": self.parameters,
             **self.distilled.facts,
             **self.built.facts(),
@@ -443,6 +450,9 @@ class RunBuilder:
             "accumulation": config.accumulation,
             "gradient_noise": self.noise.source.name,
         }
+        if worker.workers.rank == 0:
+            with contextlib.suppress(OSError):  # A run does not fail for its record.
+                write_patch(self.checkpoints.own_folder)
         step = self.progress.step
         worker.sink.started(total_steps=self.total_steps, resumed_from_step=step, facts=facts)
 
@@ -491,6 +501,14 @@ class RunBuilder:
                 profiled_steps=wanted.profile_steps,
                 steps_left=self.total_steps - self.progress.step,
                 timeline=worker.timeline,
+            ),
+            histograms=Histograms(
+                self.replica.student,
+                0 if worker.workers.rank else wanted.histogram_steps,
+                self.total_steps,
+                self.checkpoints.own_folder,
+                worker.timeline,
+                partial(worker.sink.log, "warning"),
             ),
         )
         # A run that does not train needs a checkpoint if the file of its model is not all of it, or if

@@ -1,7 +1,5 @@
 """Evaluation of a model on a part of the data, sharded over the workers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -14,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainers.checkpoints import manifest, predictions, store
+from trainers.checkpoints import manifest, predictions
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.predictions import NoPredictions, Record
-from trainers.checkpoints.store import MODEL_FILE
+from trainers.checkpoints.store import MODEL_FILE, CheckpointStore
 from trainers.data.batches import Batch, Prefetcher, collate, evaluation_rows
 from trainers.data.cache import digest_of
+from trainers.data.storage import Place
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError, CheckpointError
 from trainers.loop.progress import Progress
@@ -59,10 +58,7 @@ class _Share:
 
 
 class Evaluator:
-    """Scores a model on one part, `validation` or `test`.
-
-    `peak_within` starts to record memory, and returns a function that gives the peak in MiB.
-    """
+    """Scores one part; `peak_within` starts to record memory, and returns what gives the peak in MiB."""
 
     def __init__(
         self,
@@ -92,7 +88,6 @@ class Evaluator:
 
     @property
     def units(self) -> int:
-        """Number of units that the headline is a mean over."""
         return self._scoring.units
 
     @torch.no_grad()
@@ -262,7 +257,6 @@ def _numbers(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _costs(every: Sequence[_Share]) -> dict[str, float]:
-    """Returns the time per example over all batches, and the memory of the worker with the most."""
     batches = [
         (ms, len(rows)) for share in every for ms, rows in zip(share.example_ms, share.rows, strict=True)
     ]
@@ -278,22 +272,20 @@ class FinalTest:
     """The test part of a run, and the record of its figures.
 
     It is scored with the weights of the best checkpoint and the thresholds of that checkpoint's evaluation,
-    after every choice has been made. `units` is the file with the names of its units; the folders are those
-    of the run's checkpoints and of this attempt's.
+    after every choice has been made. `units` is the file with the names of its units.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
         units: Path,
-        folder: Path,
-        own_folder: Path,
+        checkpoints: CheckpointStore,
         identity: Mapping[str, str | int | float],
         headline: str,
         workers: Workers,
     ) -> None:
         self._evaluator, self._units = evaluator, units
-        self._folder, self._own_folder = folder, own_folder
+        self._checkpoints = checkpoints
         self._data, self._headline, self._workers = digest_of(dict(identity)), headline, workers
 
     @property
@@ -308,13 +300,15 @@ class FinalTest:
         They come from the record if an earlier attempt scored the same weights on the same data. Otherwise
         the model has the weights of the best checkpoint afterwards. CheckpointErrors are on all workers.
         """
-        best = CheckpointId(progress.best_attempt, progress.best_step).path(self._folder)
+        best = CheckpointId(progress.best_attempt, progress.best_step).path(self._checkpoints.folder)
         weights_sha256 = self._workers.on_first(lambda: self._digest(best))
         figures: Mapping[str, float] | None = self._workers.broadcast(self._recorded(weights_sha256))
         if figures is not None:
             return figures
         if progress.best_step != progress.step:
-            replica.student.load_weights(dict(store.load(best, only=(MODEL_FILE,)).tensors[MODEL_FILE]))
+            replica.student.load_weights(
+                dict(self._checkpoints.load(best, only=(MODEL_FILE,)).tensors[MODEL_FILE])
+            )
         observed = self._evaluator.observe(replica, abandon)
         if observed is None:
             return None
@@ -333,14 +327,14 @@ class FinalTest:
         file = self._units.with_name(predictions.SOURCES)  # None where units are not rows
         places = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         try:
-            predictions.write(self._own_folder, record, judged.rows(names, places))
+            predictions.write(self._checkpoints.own_folder, record, judged.rows(names, places))
         except OSError as error:
             raise CheckpointError(
-                f"the predictions for the test part cannot be written to {self._own_folder} "
+                f"the predictions for the test part cannot be written to {self._checkpoints.own_folder} "
                 f"({error.strerror or error}); free space or make the folder writable"
             ) from error
 
-    def _digest(self, best: Path) -> str:
+    def _digest(self, best: Place) -> str:
         try:
             return str(manifest.sealed_files(best)[f"{MODEL_FILE}.safetensors"]["sha256"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -352,7 +346,7 @@ class FinalTest:
         if self._workers.rank:
             return None
         try:
-            file = manifest.newest_file(self._folder, predictions.PREDICTIONS)
+            file = manifest.newest_file(self._checkpoints.folder, predictions.PREDICTIONS)
             if file is None:
                 return None
             record = predictions.read_record(file)

@@ -1,7 +1,5 @@
 """What a trained model predicts for rows that its run has not read, with and without their truth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

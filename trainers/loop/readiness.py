@@ -4,8 +4,6 @@ A library's first call costs more than later ones: lazy imports, thread pools, d
 selection. `first_step` makes these calls, so that no run's first step does.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

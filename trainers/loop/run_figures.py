@@ -1,7 +1,5 @@
 """The figures that a run ends with."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +9,6 @@ from trainers.metrics import DECLARED, EVERY_DEVICE, Figure
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.flops import FlopCount, Tally
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, OVERHEAD_TIME, Instruments
-from trainers.telemetry.kernels import KERNEL_FIGURES
 from trainers.telemetry.timeline import OVERHEAD, OWN, TRAINING, Phase, Timeline
 from trainers.telemetry.usage import J_PER_KWH, RunUsage
 from trainers.workers import Workers
@@ -26,21 +23,6 @@ _MEASURED_ALONE = {
     "cpu": ("cpu_energy_kwh", "whole processor packages of all machines"),
     "dram": ("dram_energy_kwh", "whole memory of all machines"),
 }
-MEASURED_BESIDE = frozenset(
-    {
-        *(name for name, _ in _MEASURED_ALONE.values()),
-        "throttled_time_s",
-        "window_energy_kwh",
-        "window_utilisation_pct",
-        *KERNEL_FIGURES,
-        "operator_ms_per_step",
-        "moved_mib_per_step",
-        "memory_bandwidth_pct",
-        "device_energy_kwh",
-        "phase_ms_per_step",
-    }
-)
-"""Measurements that no summary has."""
 _PASSES = (Phase.forward, Phase.backward, Phase.bubble)
 _MEANS = ("gpu_utilisation_pct", "memory_utilisation_pct", "sm_clock_mhz")
 
@@ -245,10 +227,7 @@ class RunFigures:
         return rates
 
     def _at_peak_s(self, usage: RunUsage) -> float | None:
-        """Returns the time of the arithmetic at the devices' published peaks, in seconds.
-
-        The teacher's arithmetic counts at the peak of its own format; None = a format has no peak.
-        """
+        """Returns the arithmetic's time at published peaks, each format's own; None = a format has none."""
         peaks = self._config.rates.peak_tflops or {}
         parts = {self._config.precision: usage.flops}
         if self._teacher_precision is not None and usage.teacher_flops:

@@ -1,7 +1,5 @@
 """The parts of a run: built by `trainers.loop.assembly`, used by `trainers.loop.trainer`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import torch
 from trainers.checkpoints.store import CheckpointStore
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
+from trainers.data.storage import Place
 from trainers.distillation.objective import Objective
 from trainers.loop.evaluation import Evaluator, FinalTest
 from trainers.loop.progress import Progress
@@ -20,6 +19,7 @@ from trainers.models.latent import Latent
 from trainers.parallel.replica import Replica
 from trainers.tasks.base import Task
 from trainers.telemetry.gradient_noise import GradientNoise
+from trainers.telemetry.histograms import Histograms
 from trainers.telemetry.profiling import StepProfiler
 from trainers.telemetry.timeline import Timeline
 from trainers.telemetry.tracing import StepTracer
@@ -56,6 +56,7 @@ class RunTelemetry:
     figures: RunFigures
     profiler: StepProfiler
     tracer: StepTracer
+    histograms: Histograms
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,6 @@ class RunParts:
     model: TrainedModel
     telemetry: RunTelemetry
     store: CheckpointStore
-    resumed_from: Path | None  # Checkpoint; None = the attempt starts the run
+    resumed_from: Place | None  # Checkpoint; None = the attempt starts the run
     keep_untrained: bool  # Whether a run that does not train writes the model that it evaluates
     forget_micro_size: Callable[[], None]

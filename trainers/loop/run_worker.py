@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from trainers.config import RunConfig
 from trainers.data.batches import Transform
 from trainers.data.segments import Packing, StaticRow, StaticShape, up_to_multiple

@@ -1,7 +1,5 @@
 """A run's checkpoints during training: begun at one step, complete some steps later."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointWriter, Snapshot, Written
 from trainers.data import tokenizers
+from trainers.data.storage import Place
 from trainers.errors import CheckpointError
 from trainers.loop.run_parts import RunParts
 from trainers.loop.snapshot import EXCHANGE, Tensors, generator_states
@@ -31,18 +30,16 @@ class Saving:
         self._writer = CheckpointWriter(parts.store, parts.device)
         self._began_at_s = time.monotonic()
         self._in_flight = False
-        self.checkpoint: Path | None = parts.resumed_from  # The newest that counts
+        self.checkpoint: Place | None = parts.resumed_from  # The newest that counts
         self.step = parts.progress.step  # Of the newest, complete or in flight
         self.due = self.whole = False
 
     @property
     def nothing_saved(self) -> bool:
-        """Whether there is no checkpoint, and none in flight."""
         return self.checkpoint is None and not self._in_flight
 
     @property
     def attempt(self) -> int:
-        """Attempt that wrote the newest checkpoint; 0 = there is none."""
         return 0 if self.checkpoint is None else CheckpointId.of(self.checkpoint).attempt
 
     @property
@@ -103,11 +100,11 @@ class Saving:
         parts.telemetry.timeline.enter(Phase.checkpoint)
         parts.workers.on_first(lambda: parts.store.mark_best(best, headline, score))
 
-    def newest(self) -> Path:
+    def newest(self) -> Place:
         """Returns the newest readable checkpoint, the same on every worker."""
         store = self._parts.store
 
-        def verified() -> Path:
+        def verified() -> Place:
             path = store.newest(lambda line: self._sink.log("warning", line))
             if path is None:
                 raise CheckpointError("there is no checkpoint to roll back to; set checkpoint.every_steps")
@@ -116,10 +113,7 @@ class Saving:
         return self._parts.workers.on_first(verified)
 
     def _snapshot(self, tensors: Tensors, random_states: list[dict[str, Any]]) -> Snapshot:
-        """Returns everything that a resumed run needs to continue as if never interrupted.
-
-        It describes one model, independent of the number of workers and their strategy.
-        """
+        """Returns all that a resumed run needs, independent of workers and strategy, as of one model."""
         parts, figures = self._parts, self._parts.telemetry.figures
         random_tensors: dict[str, torch.Tensor] = {}
         random_scalars: list[dict[str, Any]] = []

@@ -1,7 +1,5 @@
 """Conversion between a live run and the contents of a checkpoint."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

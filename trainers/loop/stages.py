@@ -6,19 +6,15 @@ checkpoints; an attempt skips stages that have one, and resumes the first withou
 checkpoint. Step numbers continue and usage is carried over, so that the run ends with figures of the whole.
 """
 
-from __future__ import annotations
-
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self
 
 from trainers.config import RunConfig
-from trainers.data.cache import sync
+from trainers.data.storage import Place, place, put
 from trainers.errors import CheckpointError
-from trainers.reporting import Fence, Measurement, OnlyAttempt, Point, Sink, TrainingOutcome
+from trainers.reporting import Fence, Level, Measurement, OnlyAttempt, Point, Sink, Stream, TrainingOutcome
 
 RECORD = "stage.json"  # What a stage that has ended leaves in its folder
 _FOLDER = "stages"
@@ -38,23 +34,21 @@ class EndedStage:
     spent_s: Mapping[str, float]  # Likewise, time by phase
     ended_s: float  # Unix time; work before it is kept
 
-    def write(self, folder: Path, fence: Fence) -> None:
+    def write(self, folder: Place, fence: Fence) -> None:
         """Writes the record durably; raises CheckpointError, also if a later attempt has begun."""
-        draft, final = folder / f"{RECORD}.{fence.attempt}.draft", folder / RECORD
-        try:
-            draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            sync(draft)
+        final = folder / RECORD
+
+        def confirm() -> None:
             if not fence.holds():
                 raise CheckpointError(f"{final} was not kept: a later attempt has begun")
-            os.rename(draft, final)
-            sync(folder)
+
+        try:
+            put(final, json.dumps(asdict(self)).encode(), confirm)
         except OSError as error:
             raise CheckpointError(f"{final} cannot be written ({error}); free space") from error
-        finally:
-            draft.unlink(missing_ok=True)  # Renamed, unless something went wrong.
 
     @classmethod
-    def read(cls, folder: Path) -> EndedStage | None:
+    def read(cls, folder: Place) -> Self | None:
         """Returns the record in a stage's folder; None = the stage has not ended. Raises CheckpointError."""
         file = folder / RECORD
         try:
@@ -72,7 +66,7 @@ TrainOne = Callable[[RunConfig, Sink, EndedStage | None, bool], tuple[TrainingOu
 def train(config: RunConfig, sink: Sink, fence: Fence | None, train_one: TrainOne) -> TrainingOutcome:
     assert config.stages is not None
     count = len(config.stages)
-    root = Path(config.workspace.checkpoints)
+    root = place(config.workspace.checkpoints)
     folders = [*(root / _FOLDER / str(number) for number in range(1, count)), root]
     before: EndedStage | None = None
     done = 0
@@ -95,11 +89,8 @@ def train(config: RunConfig, sink: Sink, fence: Fence | None, train_one: TrainOn
     raise AssertionError("the last stage returns")
 
 
-def stage_config(config: RunConfig, number: int, folder: Path, start: str | None) -> RunConfig:
-    """Returns a stage, counted from 1, as a run of its own, with its `folder` of checkpoints.
-
-    `start` is the checkpoint that it starts and learns from; None = the run's own student and teacher.
-    """
+def stage_config(config: RunConfig, number: int, folder: Place, start: str | None) -> RunConfig:
+    """Returns a stage, from 1, as a run; `start` is the checkpoint it learns from, None = the run's own."""
     sections = config.stage_sections(number)
     if start is not None:
         sections["model"] = {**sections["model"], "name": start, "teacher": start, "layers": None}
@@ -114,7 +105,7 @@ def stage_config(config: RunConfig, number: int, folder: Path, start: str | None
     )
 
 
-def _leave(trainer: Any, outcome: TrainingOutcome, folder: Path, fence: Fence, total_steps: int) -> None:
+def _leave(trainer: Any, outcome: TrainingOutcome, folder: Place, fence: Fence, total_steps: int) -> None:
     ended = EndedStage(
         checkpoint=str(outcome.summary["best_checkpoint"]),
         steps=outcome.step,
@@ -145,7 +136,6 @@ class StageSink(Sink):
         self.total_steps = 0
 
     def enter(self, number: int, done: int) -> None:
-        """Begins a stage, counted from 1, after `done` steps of the stages before."""
         self._number, self._done = number, done
 
     def started(self, *, total_steps: int, resumed_from_step: int, facts: Mapping[str, object]) -> None:
@@ -176,8 +166,8 @@ class StageSink(Sink):
             measurement = replace(measurement, scope=f"stage:{self._number}, {measurement.scope}")
         self._sink.measurement(measurement)
 
-    def log(self, level: Literal["debug", "info", "warning", "error"], message: str) -> None:
-        self._sink.log(level, message)
+    def log(self, level: Level, message: str, stream: Stream = "log") -> None:
+        self._sink.log(level, message, stream)
 
     def checkpoint(self, *, step: int, path: str, verified: bool) -> None:
         self._sink.checkpoint(step=self._done + step, path=path, verified=verified)

@@ -1,17 +1,13 @@
 """The training loop: `train -> train_step -> Replica.gradients`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from trainers.checkpoints import store
 from trainers.checkpoints.store import Snapshot
 from trainers.data.batches import Batch, Prefetcher, StepBatch
 from trainers.device_kinds import kind_of
@@ -202,6 +198,7 @@ class Trainer:
         if not self._finish_step():
             return False
 
+        self.telemetry.histograms.look(step, scale.value)
         self.timeline.enter(Phase.optimizer)
         noise.source.before_update()
         seen = noise.source.sum()
@@ -334,7 +331,6 @@ class Trainer:
 
     @property
     def _trained(self) -> bool:
-        """Whether the whole length is trained and evaluated."""
         progress = self.progress
         return progress.step >= self.total_steps and progress.evaluated_step == progress.step
 
@@ -429,7 +425,7 @@ class Trainer:
         self.saving.end()
         self.timeline.enter(Phase.checkpoint)
         path = self.saving.newest()
-        taken = store.load(path)
+        taken = self.store.load(path)
         self.launched = None
         restored = snapshot.restore(taken, self.model.state, self.data.identity)
         self.model.update.clear()
@@ -558,6 +554,9 @@ class Trainer:
         summary |= self.telemetry.noise.figures(rate if isinstance(rate, float) else None)
         summary |= self.model.latent.figures()
         summary["validation_examples"] = self.data.evaluator.units
+        price = self.config.site.storage_usd_per_gb_month
+        if price and self.workers.rank == 0 and (stored_gb := self.store.stored_gb()) is not None:
+            summary |= {"stored_gb": stored_gb, "storage_usd_per_month": stored_gb * price}
         if self.data.final_test is not None and self.tested is not None:
             summary |= {**self.tested, "test_examples": self.data.final_test.examples}
         self._send(self.telemetry.figures.measurements(summary, progress))
@@ -583,7 +582,5 @@ class Trainer:
             **tested,
             "best_score": progress.best,
             "best_step": progress.best_step if found else None,
-            "best_checkpoint": (
-                str(self.saving.best.path(Path(self.config.workspace.checkpoints))) if kept else None
-            ),
+            "best_checkpoint": (str(self.saving.best.path(self.store.folder)) if kept else None),
         }

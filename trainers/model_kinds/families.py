@@ -3,8 +3,6 @@
 A family is the models of one `model_type`; `trainers.models.architectures` has its code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -68,7 +66,6 @@ class FamilyInfo:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Fields that every configuration has, whole numbers of at least 1."""
         return (self.layer_count, self.hidden_size, self.attention_heads, self.positions, self.feed_forward)
 
     def shape(self, fields: Fields) -> EncoderShape:

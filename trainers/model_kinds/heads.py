@@ -4,8 +4,6 @@ A head's `suffix` ends the names of transformers' classes with it, `predicts` is
 `reads` the input of its logits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 

@@ -1,7 +1,5 @@
 """How the models of each family are built and called; `Bert` is the base, and follows transformers' BERT."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -41,8 +39,7 @@ class Bert:
     outputs: ClassVar[Outputs] = {
         "tokens": ("dropout", "classifier"), "span": ("qa_outputs",), "guessed": ("cls",)
     }  # fmt: skip
-    after_layers: tuple[str, ...] = ("pooler",)
-    """Modules of the encoder that follow its layers."""
+    after_layers: tuple[str, ...] = ("pooler",)  # Modules of the encoder that follow its layers
 
     def __init__(self, family: FamilyInfo) -> None:
         self.family = family
@@ -158,8 +155,6 @@ class Bert:
 
 
 class DistilBert(Bert):
-    """DistilBERT: no token types, no pooler in the encoder."""
-
     outputs: ClassVar[Outputs] = {
         **Bert.outputs,
         "span": ("dropout", "qa_outputs"),
@@ -180,8 +175,6 @@ class Roberta(Bert):
 
 
 class Electra(Roberta):
-    """ELECTRA: embeddings may be narrower than the layers."""
-
     outputs: ClassVar[Outputs] = {**Bert.outputs, "guessed": ("generator_predictions", "generator_lm_head")}
 
     def embeddings(self, model: Any) -> dict[str, nn.Module]:

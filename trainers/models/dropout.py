@@ -6,8 +6,6 @@ whose scores stay in the cache; the backward pass draws the same bits again. The
 are seeded from torch's generator, whose state in a checkpoint suffices.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -15,20 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
-from typing_extensions import override
 
 from cuda_ext.encoder import LEVELS, threshold_of
 
 CPU_ATTENTION = "stillhouse_cpu"
-TORCH_ATTENTION = "sdpa"
-"""Names of this attention, and of torch's, among transformers' implementations."""
+TORCH_ATTENTION = "sdpa"  # Names of this attention, and of torch's, among transformers' implementations
 
 SCORES_AT_ONCE = 1 << 20
 """Elements of the score matrix that are worked on together: 4 MiB, so that they stay in the cache."""
@@ -48,7 +44,6 @@ def install(model: nn.Module, *, attention: bool = True) -> None:
 
 
 class CpuDropout(nn.Dropout):
-    @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rate = _Rate.of(self.p)
         if not self.training or rate.below == 0 or not input.is_cpu:
@@ -124,7 +119,7 @@ class _Rate:
     scale: float
 
     @classmethod
-    def of(cls, rate: float) -> _Rate:
+    def of(cls, rate: float) -> Self:
         return cls(*threshold_of(rate))
 
     def mask(self, bits: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
@@ -248,12 +243,10 @@ class _Packed(_Padded):
         super().__init__(lengths)
         self._edges = [0, *accumulate(lengths)]
 
-    @override
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         _, heads, tokens, depth = tensor.shape
         return torch.empty((1, tokens, heads, depth), dtype=tensor.dtype).transpose(1, 2)
 
-    @override
     def part(self, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
         row = tensor[0, group.heads]
         if self._even(group):
@@ -264,7 +257,6 @@ class _Packed(_Padded):
             padded[i, :, : end - begin] = row[:, begin:end]
         return padded.flatten(0, 1)
 
-    @override
     def put(self, tensor: torch.Tensor, group: _Group, values: torch.Tensor) -> None:
         row = tensor[0, group.heads]
         by_example = torch.unflatten(values, 0, (group.last - group.first, -1))

@@ -3,8 +3,6 @@
 The service checks at submission, and each worker again before it reads data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ A layer whose parts are plain and have no hooks computes all that follows its at
 (`cuda_ext.encoder_layer`), which launches fewer kernels; else each part computes its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,7 +56,6 @@ def _product(linear: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _table(embedding: nn.Embedding) -> torch.Tensor:
-    """Its weights, wide where another class looks them up so."""
     if isinstance(embedding, HalfEmbedding):
         return embedding.table()
     return embedding.weight if type(embedding) is nn.Embedding else embedding.weight.float()
@@ -104,8 +101,6 @@ class _Embeddings:
 
 
 class _Layer:
-    """Self attention, and what follows it as one operation."""
-
     def forward(
         self: Any,
         hidden_states: torch.Tensor,

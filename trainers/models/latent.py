@@ -1,7 +1,5 @@
 """Hooks around a step for weights that a model computes with in another form than they are trained in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _COUNTED_EVERY_STEPS = 8  # Counting flipped signs reads all latent weights a few times
@@ -30,5 +28,4 @@ class Latent:
         return {}
 
     def figures(self) -> Mapping[str, float]:
-        """Returns figures for the run's summary."""
         return {}

@@ -1,7 +1,5 @@
 """Writes a model folder's model for ONNX Runtime, where it answers as torch does."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings
@@ -25,8 +23,6 @@ _TEXTS = (
 
 
 class _Outputs(nn.Module):
-    """The model with positional tensors in and out."""
-
     def __init__(self, model: Any, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.names = model, names
@@ -37,13 +33,7 @@ class _Outputs(nn.Module):
 
 
 def write(folder: Path) -> float:
-    """Writes `model.onnx` into a folder; returns the largest difference of its outputs from torch's.
-
-    Batch and sequence may have any size. The model is run by ONNX Runtime before it has its name.
-
-    Raises:
-        BadSpecError: A package is missing, the model has layers of few bits, or its outputs differ.
-    """
+    """Writes `model.onnx`; returns its largest difference from torch's outputs. Raises `BadSpecError`."""
     try:
         import onnx  # noqa: F401
         import onnxruntime

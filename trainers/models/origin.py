@@ -1,7 +1,5 @@
 """Where a model comes from: a preset, a folder under a model root, or the hub. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +9,14 @@ from trainers.checkpoints import manifest
 from trainers.config import LAYERS, Workspace
 from trainers.data.cache import fingerprint, preparing
 from trainers.data.paths import HUB, UnusablePath, not_from_hub, resolve
+from trainers.data.storage import Place, copied
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import BERT, FAMILIES, MODEL_TYPE, FamilyInfo, family_of
 
 WEIGHTS = "model.safetensors"
 VOCABULARY_SIZE = 30_522  # Most WordPiece pieces of a preset's vocabulary, as in the published models
 _FILES = ("config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+_OTHERS = ("vocab.json", "merges.txt", "spm.model", "sentencepiece.bpe.model", "special_tokens_map.json")
 
 PRESETS = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
 """Hidden size of the published BERT miniatures (arXiv 1908.08962); heads of 64."""
@@ -24,8 +24,6 @@ PRESETS = {"tiny": 128, "mini": 256, "small": 512, "medium": 512, "base": 768}
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model that starts from random weights."""
-
     family: ClassVar[FamilyInfo] = BERT
     name: str
 
@@ -91,7 +89,7 @@ class Folder:
 Origin = Preset | Folder
 
 
-def without_weights(folder: Path) -> str:
+def without_weights(folder: Place) -> str:
     """Says what a folder without `WEIGHTS` has instead, and how it is converted."""
     others = sorted(
         file.name
@@ -100,6 +98,8 @@ def without_weights(folder: Path) -> str:
     )
     if not others:
         return f"{WEIGHTS} is missing; add it"
+    if not isinstance(folder, Path):
+        return f"{WEIGHTS} is missing, but there is {others[0]}; convert it, and upload the result"
     held = f"{len(others)} parts ({others[0]}, ...)" if len(others) > 1 else others[0]
     return (
         f"{WEIGHTS} is missing, but there is {held}; where you trust the model, convert it: "
@@ -133,7 +133,7 @@ def locate(model: str, workspace: Workspace, field: str = "model.name") -> Origi
         raise BadSpecError(
             f"{field} '{model}' is not a preset ({', '.join(PRESETS)}), and as a folder: {error}"
         ) from None
-    return _with_weights(folder)
+    return _with_weights(copied(folder, Path(workspace.cache), (*_FILES, *_OTHERS)))
 
 
 def _with_weights(folder: Path) -> Folder:

@@ -6,8 +6,6 @@ elements than its forward pass (pytorch issue 115590): with dropout it gets a pa
 segments' edges are on the GPU and the longest segment is a number on the host: no layer makes the host wait.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -57,7 +55,6 @@ def install(model: PreTrainedModel) -> None:
 
 
 def has_flash(dtype: torch.dtype, depth: int, capability: tuple[int, int]) -> bool:
-    """Whether torch's flash attention supports a dtype and head size on a GPU."""
     halves = (torch.float16, torch.bfloat16)
     return dtype in halves and depth in _FLASH_DEPTHS and capability >= _FLASH_FROM
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,6 @@ class EncoderParity:
     gradient_rounding: float
     dropout_mismatch: float | None  # Error of dropped attention's gradient over that with another mask
     passed: bool  # Within four times the rounding, and the mismatch below a quarter
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 LossOf = Callable[[torch.Tensor, Batch], torch.Tensor]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from typing_extensions import override
 
 from trainers.config import Numerics, Precision
 from trainers.device_kinds import kind_of
@@ -56,7 +55,6 @@ class Autocast(Arithmetic):
         self._device, self.half, self.half_parameters = device.type, half, half_parameters
         self.name = f"{_NAMES[half]} autocast" + (", half parameters" if half_parameters else "")
 
-    @override
     def context(self) -> AbstractContextManager[None]:
         return torch.autocast(self._device, dtype=self.half)
 
@@ -77,7 +75,6 @@ class Rounded(Arithmetic):
         )
 
     def prepare(self, model: nn.Module) -> None:
-        """Replaces every Linear by one that rounds; half parameters are widened where they are used."""
         super().prepare(model)
         linear = _ROUNDED[self.half] if self.half is not None else nn.Linear
         for module in model.modules():
@@ -144,7 +141,6 @@ class Fp32Inference(Inference):
         self.context = nullcontext
 
     @contextlib.contextmanager
-    @override
     def on(self, model: nn.Module) -> Iterator[None]:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -178,7 +174,6 @@ class HalfInference(Inference):
         self.name = f"{_NAMES[half]} {how}"
         self.context = nullcontext
 
-    @override
     def keep(self, model: nn.Module) -> None:
         """Converts one tensor after the other, so that there are never two copies of the whole."""
         for parameter in model.parameters():
@@ -186,7 +181,6 @@ class HalfInference(Inference):
         _become(model, self._kinds)
 
     @contextlib.contextmanager
-    @override
     def on(self, model: nn.Module) -> Iterator[None]:
         """Converts the weights, and holds both copies in memory meanwhile, unless they are kept."""
         with _as(model, self._half, self._kinds):
@@ -249,7 +243,6 @@ class _WideEmbedding(nn.Embedding):
 class HalfEmbedding(nn.Embedding):
     """Word embeddings rounded to fp16; the gradient passes straight through."""
 
-    @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = _HalfRows.apply(super().forward(input))  # type: ignore[no-untyped-call]
         return rows

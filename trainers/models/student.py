@@ -1,7 +1,5 @@
 """The model that is trained: an encoder of transformers with the head of its task."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -49,10 +47,7 @@ class Output:
 
 
 class Student(nn.Module):
-    """An encoder with the head of its task.
-
-    Weights named in `fresh` start at random; those in `absent` belong to other stages of a pipeline.
-    """
+    """An encoder with its head; weights in `fresh` start at random, those in `absent` are on other stages."""
 
     def __init__(
         self, model: PreTrainedModel, architecture: Bert, head: Head, fresh: Sequence[str] = ()
@@ -68,7 +63,6 @@ class Student(nn.Module):
         return Output(self.logits(encoded, batch), hidden)
 
     def encode(self, batch: Batch, *, with_hidden: bool) -> Any:
-        """Output of transformers' encoder, before the head."""
         return self.encoder(**self.architecture.inputs(batch, self.model), output_hidden_states=with_hidden)
 
     def logits(self, encoded: Any, batch: Batch) -> torch.Tensor:
@@ -87,7 +81,6 @@ class Student(nn.Module):
         return batch.unpacked(self.architecture.logits(self.model, reads, hidden))
 
     def _texts(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Hidden states (B, H) that represent the texts."""
         if not self.architecture.averages(self.model.config):
             row = batch.segments
             return hidden[:, 0] if row is None else hidden.squeeze(0).index_select(0, row.first)
@@ -103,7 +96,6 @@ class Student(nn.Module):
 
     @property
     def encoder(self) -> Any:
-        """transformers' model without its head."""
         return self.model.base_model
 
     def freeze(self, parts: Sequence[int | str]) -> None:

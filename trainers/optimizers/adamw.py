@@ -1,7 +1,5 @@
 """AdamW: torch's own, over fp32 masters where parameters are stored in half precision."""
 
-from __future__ import annotations
-
 from trainers.device_kinds import kind_of
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
 

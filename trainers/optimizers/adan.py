@@ -1,13 +1,11 @@
 """Adan: our own, `cuda_ext.Adan`."""
 
-from __future__ import annotations
-
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from cuda_ext import MASTERS, MOMENTS
+import cuda_ext
 from trainers.optimizers.info import Built, Groups, Hyperparameters, Implementation, OptimizerInfo, States
 from trainers.registry import Deferred
 
@@ -16,7 +14,6 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
     """Builds `cuda_ext.Adan`, with a parity record where its own kernels run."""
     import torch
 
-    import cuda_ext
     from trainers.optimizers.masters import stored_format
 
     settings: dict[str, Any] = {
@@ -41,7 +38,7 @@ def build(groups: Groups, chosen: Hyperparameters) -> Built:
         weight_decay=groups[0]["weight_decay"],
         **settings,
     )
-    return replace(built, parity=parity.as_dict())
+    return replace(built, parity=asdict(parity))
 
 
 ADAN = OptimizerInfo(
@@ -52,8 +49,8 @@ ADAN = OptimizerInfo(
     # m and v; n; the gradient of the step before.
     states=States(moments=2, fp32=1, gradients=1),
     implementations=tuple(one for one in Implementation if one is not Implementation.auto),
-    masters=MASTERS,
-    moments=MOMENTS,
+    masters=cuda_ext.MASTERS,
+    moments=cuda_ext.MOMENTS,
     options=("no_prox",),
     freezes_second_moment=True,
     availability=partial(Deferred("cuda_ext:availability"), compile_now=False),

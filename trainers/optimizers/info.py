@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cuda_ext import BYTES, MASTER_BYTES, MASTERS
@@ -89,9 +88,7 @@ class OptimizerInfo:
     states: States
     implementations: tuple[Implementation, ...]  # Values of `optimizer.implementation` besides `auto`
     # Kinds of `optimizer.masters`, each with the 16-bit formats that it completes to fp32.
-    masters: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: MappingProxyType({"fp32": MASTERS["fp32"]})
-    )
+    masters: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"fp32": MASTERS["fp32"]})
     moments: tuple[str, ...] = ("fp32",)  # Formats of `optimizer.moments`
     options: tuple[str, ...] = ()  # Fields of the section `optimizer` that only optimizers listing them have
     freezes_second_moment: bool = False  # Can be compressed to one bit: derives from `cuda_ext.Adan`

@@ -1,7 +1,5 @@
 """Optimizers over fp32 masters of half-precision parameters. Needs torch, unlike the registry's entries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -70,7 +68,6 @@ class MasterAdamW(torch.optim.AdamW):
                 half.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's state, and each parameter's master in it."""
         state = super().state_dict()
         for number, master in enumerate(self._masters):
             state["state"][number] = {**state["state"].get(number, {}), "master": master}

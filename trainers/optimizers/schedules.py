@@ -1,7 +1,5 @@
 """Learning rates after the warm-up. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,14 +34,6 @@ def _constant(peak: float, at: Position, options: Options) -> float:
     return peak
 
 
-def _linear(peak: float, at: Position, options: Options) -> float:
-    return peak * (at.steps - at.step) / at.steps
-
-
-def _cosine(peak: float, at: Position, options: Options) -> float:
-    return _above_floor(peak, 0.5 * (1.0 + math.cos(math.pi * at.step / at.steps)), options)
-
-
 def _polynomial(peak: float, at: Position, options: Options) -> float:
     share: float = (1.0 - at.step / at.steps) ** options["schedule_power"]
     return _above_floor(peak, share, options)
@@ -66,14 +56,20 @@ def _above_floor(peak: float, share: float, options: Options) -> float:
     return peak * (floor + (1.0 - floor) * share)
 
 
-LINEAR = ScheduleInfo(name="linear", summary="linear decay to 0", rate=_linear)
+LINEAR = ScheduleInfo(
+    name="linear",
+    summary="linear decay to 0",
+    rate=lambda peak, at, options: peak * (at.steps - at.step) / at.steps,
+)
 SCHEDULES: dict[str, ScheduleInfo] = by_name(  # All values of `optimizer.schedule`
     LINEAR,
     ScheduleInfo(name="constant", summary="the peak", rate=_constant),
     ScheduleInfo(
         name="cosine",
         summary="half a cosine, as torch's CosineAnnealingLR",
-        rate=_cosine,
+        rate=lambda peak, at, options: _above_floor(
+            peak, 0.5 * (1.0 + math.cos(math.pi * at.step / at.steps)), options
+        ),
         options=("schedule_floor",),
     ),
     ScheduleInfo(

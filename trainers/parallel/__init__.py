@@ -1,7 +1,5 @@
 """How a step is spread over workers: who they are, and what wraps the model."""
 
-from __future__ import annotations
-
 import torch
 
 from trainers.config import RunConfig

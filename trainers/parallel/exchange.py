@@ -5,8 +5,6 @@ in the algorithm that sends least, with W workers: an all-reduce of K bytes send
 (ring), an all-to-all K x (W - 1) / W, and an all-gather its own part W - 1 times.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from typing_extensions import override
 
 from trainers.config import RunConfig
 
@@ -68,7 +65,6 @@ class HalfExchange(GradientExchange):
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
         self._hook = hooks[config.parallel.compression]
 
-    @override
     def start(self, bucket: Any) -> Reduced:
         self._count_all_reduce(2 * bucket.buffer().numel())
         group: Any = distributed.group.WORLD

@@ -8,8 +8,6 @@ generator in the order in which passes that are not recorded draw them. Gradient
 step's first backward pass writes it, and the others add to it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
@@ -20,7 +18,6 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from cuda_ext import encoder
 from trainers.data.batches import Batch, StepBatch
@@ -46,8 +43,6 @@ class _Recording:
 
 @dataclass(slots=True)
 class _Passes:
-    """Forward and backward pass for micro-batches of one shape."""
-
     batch: Batch  # Memory of their tensors
     seeds: int = 0  # Number that a forward pass takes
     recording: _Recording | None = None  # None = not recorded yet
@@ -72,7 +67,6 @@ class RecordedReplica(Replica):
         self._sums = _GradientMemory()
         self._first = True
 
-    @override
     def prepare(self, steps: Iterable[StepBatch], loss_of: LossOf) -> None:
         batches: dict[Hashable, Batch] = {}
         for step in islice(steps, _STEPS_AHEAD):
@@ -87,14 +81,12 @@ class RecordedReplica(Replica):
                 self._recorder.rehearse(partial(self._backward, loss, first=True))
             passes.recording = self._recorded(passes, loss_of)
 
-    @override
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         self._first = True
         loss_sum = super().gradients(batch, loss_of, scale)
         self._sums.hand_out()
         return loss_sum
 
-    @override
     def _forward_backward(self, batch: Batch, loss_of: LossOf, factor: float | torch.Tensor) -> torch.Tensor:
         shape = batch.shape
         passes = self._passes.get(shape)
@@ -165,12 +157,10 @@ class RecordedDistributedReplica(RecordedReplica):
         self._exchange = exchange_for(setup.config, setup.module, setup.optimizer, setup.total_steps)
         self._bytes_before = self._exchange.bytes_sent
 
-    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
         self._exchange.begin_step(step, loss_scale)
         self._noise.faithful = self._exchange.faithful
 
-    @override
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         loss_sum = super().gradients(batch, loss_of, scale)
         self._timeline.enter(Phase.communication)
@@ -182,7 +172,6 @@ class RecordedDistributedReplica(RecordedReplica):
             reduced.wait()
         return loss_sum
 
-    @override
     def launched(self) -> Callable[[], Sent]:
         before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
         sent = Sent(self._bytes_before - before)

@@ -1,7 +1,5 @@
 """Computes a step's gradients and the model's outputs. The base class is one worker's model."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from trainers.config import RunConfig
 from trainers.data.batches import Batch, StepBatch
@@ -27,8 +24,6 @@ from trainers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a strategy wraps, and on which worker."""
-
     config: RunConfig  # With the resolved micro-batch size
     student: Student  # With the same weights on every worker
     module: nn.Module  # Module being trained: the student, or a wrapper around it
@@ -96,10 +91,7 @@ class Replica:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def infer(self, batch: Batch) -> Output | None:
-        """Returns the model's output for a batch; None on a worker without the head.
-
-        All workers of a replica call this alike, in evaluation mode and without gradients.
-        """
+        """Returns the output for a batch, None without the head; all workers of a replica call this alike."""
         said: Output = self.student(batch)
         return said
 
@@ -110,7 +102,6 @@ class Replica:
         return tensors
 
     def facts(self) -> dict[str, object]:
-        """How the model is spread, for the record."""
         return {"strategy": self.name}
 
     def watched(self) -> AbstractContextManager[None]:
@@ -188,7 +179,6 @@ class DistributedReplica(Replica):
         self._overlap = overlap_for(self._device)
         self._bytes_before = exchange.bytes_sent
 
-    @override
     def _forward(self, batch: Batch) -> Output:
         if self._static_graph:
             return Output(self._parallel(batch))
@@ -200,28 +190,23 @@ class DistributedReplica(Replica):
     def _accumulating(self, more_follow: bool) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if more_follow else nullcontext()
 
-    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
         self._exchange.begin_step(step, loss_scale)
         self._noise.faithful = self._exchange.faithful
 
-    @override
     def launched(self) -> Callable[[], Sent]:
         overlap, self._overlap = self._overlap, overlap_for(self._device)
         before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
         sent = self._bytes_before - before
         return lambda: Sent(sent, overlap.hidden_s())
 
-    @override
     def discard(self) -> None:
         self._exchange.discard()
 
-    @override
     def exchange_state(self) -> Mapping[str, torch.Tensor]:
         gathered = self._workers.gather(self._exchange.to_state(), self._device)
         return {f"{rank}.{name}": tensor for rank, own in enumerate(gathered) for name, tensor in own.items()}
 
-    @override
     def restore_exchange(self, state: Mapping[str, torch.Tensor]) -> None:
         by_rank: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in state.items():

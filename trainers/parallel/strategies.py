@@ -1,7 +1,5 @@
 """What each strategy of `trainers.parallel_kinds.STRATEGIES` makes of a model."""
 
-from __future__ import annotations
-
 from trainers.parallel.recorded import RecordedDistributedReplica, RecordedReplica
 from trainers.parallel.replica import DistributedReplica, Replica, Setup
 

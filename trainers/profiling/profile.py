@@ -1,7 +1,5 @@
 """The measured costs of a step, as plain figures. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

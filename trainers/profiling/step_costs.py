@@ -1,7 +1,5 @@
 """A step of a run, measured: its layers, its exchange, and a data-parallel run's step."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing
@@ -16,12 +14,11 @@ from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 import cuda_ext
 from trainers.checkpoints.manifest import TRACE, newest_file
@@ -34,7 +31,7 @@ from trainers.models.student import Student
 from trainers.parallel.exchange import exchange_for
 from trainers.process import environment_restored, reset_process
 from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
-from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.reporting import NeverStop, NullSink, RunHistory
 from trainers.telemetry.instruments import Instruments
 
 LIMIT_S = 300.0  # Longest wait for one piece of work
@@ -91,7 +88,7 @@ class LocalGroup(Group):
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def __enter__(self) -> LocalGroup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,7 +101,6 @@ class LocalGroup(Group):
                 process.join()
         self._folder.cleanup()
 
-    @override
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((work, arguments))
@@ -258,12 +254,11 @@ def _trained(parts: Mapping[str, nn.Module], student: Student) -> dict[str, list
 
 @contextmanager
 def assembled(config: RunConfig) -> Iterator[Trainer]:
-    """A run's trainer in a process that is reset for it."""
     began_s = time.perf_counter()
     with environment_restored(), Instruments(config, began_s) as instruments:
         reset_process(config)
         yield assemble(
-            config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+            config, NullSink(), NeverStop(), history=RunHistory(), began_s=began_s, instruments=instruments
         )
 
 

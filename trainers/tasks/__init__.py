@@ -1,7 +1,5 @@
 """The registry of tasks. Imports no torch: a task's class is imported when a run starts."""
 
-from __future__ import annotations
-
 from trainers import extensions
 from trainers.registry import by_name
 from trainers.tasks.classification import CLASSIFICATION, IMDB
@@ -13,8 +11,6 @@ from trainers.tasks.tariff import TARIFF
 from trainers.tasks.token_classification import TOKEN_CLASSIFICATION
 from trainers.tasks.wikiqa import WIKIQA
 
-__all__ = ["METRICS", "TASKS", "DeclaredMetric", "OwnFields", "TaskInfo"]
-
 TASKS: dict[str, TaskInfo] = by_name(
     CLASSIFICATION, REGRESSION, TOKEN_CLASSIFICATION, IMDB, SQUAD_V2, WIKIQA, TARIFF, MLM
 )
@@ -25,6 +21,5 @@ spec and the table of scores from the entries.
 """
 extensions.add(TASKS, extensions.TASKS, TaskInfo)
 
-METRICS: dict[str, DeclaredMetric] = {}
-"""All values of `task.metrics`: those of other packages."""
+METRICS: dict[str, DeclaredMetric] = {}  # All values of `task.metrics`: those of other packages
 extensions.add(METRICS, extensions.METRICS, DeclaredMetric)

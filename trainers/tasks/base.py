@@ -4,14 +4,11 @@ Import torch inside the functions that compute with it: the service checks rows 
 torch.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +24,7 @@ from trainers.registry import imported
 from trainers.tasks import TASKS
 from trainers.tasks.info import LossFields, OwnFields, TaskInfo
 from trainers.tasks.losses import CROSS_ENTROPY, LossInfo
-from trainers.tasks.scores import CrossEntropy
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch, Transform
+from trainers.tasks.scores import Batch, CrossEntropy, Tensor, Transform
 
 
 class TaskExample(Protocol):
@@ -41,12 +33,10 @@ class TaskExample(Protocol):
     @property
     def texts(self) -> tuple[str, ...]:
         """What becomes tokens, and what a vocabulary is trained on."""
-        ...
 
     @property
     def stratum(self) -> int:
         """What subsets and held-out parts are balanced by, such as the class."""
-        ...
 
 
 E = TypeVar("E", bound=TaskExample)
@@ -57,25 +47,6 @@ Progress = Callable[[int], None]  # Called with the number of examples done so f
 Observed = npt.NDArray[np.float32]
 """(N, K) what `Scoring.observe` gave for all batches of a part, in its order."""
 Carried = Mapping[str, float]  # Scores of the validation part, whose thresholds the test part uses
-
-
-class Scoring(Protocol):
-    @property
-    def units(self) -> int:
-        """What the headline is a mean over: examples, or questions that several examples belong to."""
-        ...
-
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Returns (B, K) fp32, what `score` needs of each example of a batch, on any device."""
-        ...
-
-    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
-        """Returns metrics by the names in `docs/metrics.md`; without `carried`, at the best thresholds."""
-        ...
-
-    def judge(self, observed: Observed, carried: Carried) -> Judged:
-        """Returns the result of each unit, whose mean score is the headline; arguments as in `score`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +75,21 @@ class Judged:
         ]
 
 
+class Scoring(Protocol):
+    @property
+    def units(self) -> int:
+        """What the headline is a mean over: examples, or questions that several examples belong to."""
+
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Returns (B, K) fp32, what `score` needs of each example of a batch, on any device."""
+
+    def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
+        """Returns metrics by the names in `docs/metrics.md`; without `carried`, at the best thresholds."""
+
+    def judge(self, observed: Observed, carried: Carried) -> Judged:
+        """Returns the result of each unit, whose mean score is the headline; arguments as in `score`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A task's data, ready to train on."""
@@ -125,7 +111,7 @@ class Prepared:
 class Task(ABC):
     """What is learned. Stateless: one instance serves any number of runs."""
 
-    spellings: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    spellings: ClassVar[Mapping[str, int]] = {}
     """Class of each label as files write it, in lower case; empty where classes have one name each."""
 
     def __init__(
@@ -139,8 +125,8 @@ class Task(ABC):
         self.info, self.cross_entropy = info, cross_entropy
         if (of_classes := loss.of_classes) is not None:
             self.cross_entropy = lambda logits, labels, ignored: of_classes(logits, labels, option)
-        self.of_labels: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda logits, targets: (
-            loss.of_labels(logits, targets, option)
+        self.of_labels: Callable[[Tensor, Tensor], Tensor] = lambda logits, targets: loss.of_labels(
+            logits, targets, option
         )
 
     @abstractmethod
@@ -159,7 +145,7 @@ class Task(ABC):
         """Raises `BadDataError` for parts that are empty, teach nothing, or have a label not in training."""
 
     @abstractmethod
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the loss summed (not averaged) over the batch's examples, a scalar in fp32.
 
         On a GPU the host may not wait in it, as it would for a shape that depends on the data.

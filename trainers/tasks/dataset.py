@@ -1,7 +1,5 @@
 """Tasks whose examples fit into memory: read once, split, tokenised once, kept in the cache."""
 
-from __future__ import annotations
-
 import json
 import time
 from abc import abstractmethod
@@ -16,9 +14,9 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from trainers.checkpoints.predictions import SOURCES
-from trainers.config import MAX_LENGTH, RunConfig, TaskConfig
+from trainers.config import MAX_LENGTH, RunConfig, TaskConfig, Workspace
 from trainers.data import tokenizers
-from trainers.data.cache import cached_folder, digest_of, digest_text
+from trainers.data.cache import digest_of, digest_text
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.selection import (
@@ -32,6 +30,7 @@ from trainers.data.selection import (
     numbered_names,
 )
 from trainers.data.sources import SkippedRows, Source, open_source, read_rows, source_identity
+from trainers.data.storage import prepared_folder
 from trainers.data.tokens import TokenSet, tokenise
 from trainers.errors import BadDataError
 from trainers.models.origin import VOCABULARY_SIZE, Folder, Origin
@@ -62,8 +61,7 @@ class Tokenising:
 class DatasetTask(Task, Generic[E, H]):
     """A task with one example per row. A subclass defines how a row becomes tokens and a score."""
 
-    left_out: ClassVar[str] = ""
-    """Why `example` may leave a row out, for the log."""
+    left_out: ClassVar[str] = ""  # Why `example` may leave a row out, for the log
 
     @abstractmethod
     def example(self, row: Row, task: TaskConfig) -> E | None:
@@ -156,13 +154,12 @@ class DatasetTask(Task, Generic[E, H]):
             **source_identity(source, config.task),
             **self.settings(config.task),
         }
-        cache = Path(config.workspace.cache)
         file = tokenizer_file(
             origin,
             # Each once: questions share their context, sentences their question.
             lambda: list(dict.fromkeys(text for one in examples.selected()[TRAIN] for text in one.texts)),
             digest_of([_LAYOUT, identity, VOCABULARY_SIZE]),
-            cache,
+            config.workspace,
             report,
         )
         tokenizer = tokenizers.load(file.parent)
@@ -187,7 +184,7 @@ class DatasetTask(Task, Generic[E, H]):
             (folder / _NOTES).write_text(json.dumps(examples.notes), encoding="utf-8")
 
         key = digest_of([_LAYOUT, identity, tokenizer_digest, config.task.max_length])
-        folder = cached_folder(cache / "tokens", key, build)
+        folder = prepared_folder(config.workspace, "tokens", key, build, report)
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
             report(line)
         used = (TRAIN, VALIDATION) if examples.rule is SplitRule.none else (TRAIN, VALIDATION, TEST)
@@ -266,7 +263,7 @@ class _Examples(Generic[E, H]):
             if any(twice) and self._config.overlap == "error":
                 at = twice.index(True)
                 raise BadDataError(
-                    f"{self._place(examples[at])}: the same example is in the {part} and the "
+                    f"{self._where[id(examples[at])]}: the same example is in the {part} and the "
                     f"{seen[keys[at]]} part ({sum(twice)} such examples); remove it from one, or set "
                     "task.overlap: drop"
                 )
@@ -290,7 +287,7 @@ class _Examples(Generic[E, H]):
         limit = self._config.max_length
         own = self._config.own(OwnFields)
         if isinstance(own, CutFields) and own.too_long == "error":
-            place = self._place(self.selected()[part][int(tokens.cut.argmax())])
+            place = self._where[id(self.selected()[part][int(tokens.cut.argmax())])]
             raise BadDataError(
                 f"{place}: more than {limit} tokens; raise task.max_length, shorten the text, or set "
                 "task.too_long: cut"
@@ -298,16 +295,6 @@ class _Examples(Generic[E, H]):
         share = f"{tokens.cut.sum()} of {len(tokens)} examples ({100 * tokens.cut.mean():.1f} %)"
         line = f"{part}: {share} have more than {limit} tokens and are truncated"
         return line if limit == MAX_LENGTH else f"{line}; raise task.max_length to avoid this"
-
-    def _place(self, example: E) -> str:
-        def placed(row: Row) -> tuple[E | None, str]:
-            return self._task.example(row, self._config), row.where
-
-        for part in self._source.parts:
-            for other, where in read_rows(self._source.rows(part), placed, self._config, SkippedRows()):
-                if other is not None and other.texts == example.texts:
-                    return where
-        return self._source.name
 
     def _read(self, part: str) -> list[E]:
         def placed(row: Row) -> E | None:
@@ -341,7 +328,11 @@ class _Examples(Generic[E, H]):
 
 
 def tokenizer_file(
-    origin: Origin, texts: Callable[[], list[str]], key: str, cache: Path, report: Callable[[str], None]
+    origin: Origin,
+    texts: Callable[[], list[str]],
+    key: str,
+    workspace: Workspace,
+    report: Callable[[str], None],
 ) -> Path:
     """Returns the tokenizer of a model folder, or a vocabulary that is trained on texts and kept."""
     if isinstance(origin, Folder):
@@ -352,7 +343,7 @@ def tokenizer_file(
         report(f"training a WordPiece vocabulary on {len(sample)} texts")
         tokenizers.train_wordpiece(sample, VOCABULARY_SIZE).save(str(folder / tokenizers.FILE))
 
-    return cached_folder(cache / "vocabularies", key, build) / tokenizers.FILE
+    return prepared_folder(workspace, "vocabularies", key, build, report) / tokenizers.FILE
 
 
 def drawn(

@@ -1,10 +1,9 @@
 """What is known of a task before it is loaded. Imports no torch."""
 
-from __future__ import annotations
-
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +18,7 @@ from trainers.tasks.losses import CROSS_ENTROPY, LOSSES, LossInfo
 
 NO_LOSS = 0.005
 """Difference in a score (half a point) that counts as no loss unless a question says otherwise."""
+Decisions = Sequence[tuple[float, bool]]  # Confidence, and whether it is right
 Label = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -35,9 +35,12 @@ FRACTION = Score("1", better="higher", share="all")
 """A mean over all evaluated units of what is between 0 and 1."""
 MAIN_FRACTION = Score("1", better="higher", share="all", margin=NO_LOSS, drawn=True)
 """A fraction by which configurations are compared."""
-CLASS_SCORES: Mapping[str, Score] = MappingProxyType(
-    {"accuracy": MAIN_FRACTION, "f1": MAIN_FRACTION, "precision_macro": FRACTION, "recall_macro": FRACTION}
-)
+CLASS_SCORES: Mapping[str, Score] = {
+    "accuracy": MAIN_FRACTION,
+    "f1": MAIN_FRACTION,
+    "precision_macro": FRACTION,
+    "recall_macro": FRACTION,
+}
 """What `trainers.tasks.scores.classification` computes."""
 
 
@@ -103,6 +106,32 @@ class ListedFields(LossFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionView:
+    """How people look through the predictions of a task; `trainers.checkpoints.predictions` keeps them.
+
+    Patterns are RE2's, of the JSON texts of truths and predictions; `{label}` is a label.
+    """
+
+    # How wrong a prediction is, of its score and the JSON texts of prediction and truth.
+    error: Callable[[float, str, str], float] = lambda score, prediction, truth: 1.0 - score
+    can_be_right: bool = True  # Whether an error of 0 means right
+    truth: str = ""  # Finds truths with a label; empty = predictions have no labels to look for
+    prediction: str = ""  # Finds predictions with a label; empty = as `truth`
+    # Confidence of each decision that makes a prediction, and whether it is right, of prediction, truth and
+    # probabilities; None = there are no probabilities.
+    decisions: Callable[[Any, Any, Any], Decisions] | None = None
+
+    def pattern(self, label: str, *, true: bool) -> str:
+        found = self.truth if true or not self.prediction else self.prediction
+        return found.format(label=re.escape(json.dumps(label, ensure_ascii=False)[1:-1]))
+
+
+def yes_no(probabilities: Sequence[float], true: Sequence[bool]) -> Decisions:
+    rows = zip(probabilities, true, strict=True)
+    return [(max(share, 1.0 - share), (share > 0.5) == right) for share, right in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMetric:
     """A score of predictions that another package declares, of tasks that exist."""
 
@@ -112,6 +141,22 @@ class DeclaredMetric:
     tasks: tuple[str, ...]  # Names of the tasks whose predictions it is computed from
     # Of predictions and truths of all units, as `stillhouse predictions` has them.
     compute: Callable[[Sequence[Any], Sequence[Any]], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How texts are tried with a trained model, one example to a line, and how its answers are shown."""
+
+    each: str  # Field of a row that each line is
+    words: bool = False  # Whether that field is a list of words
+    shared: tuple[str, ...] = ()  # Fields that all lines have in common
+    optional: tuple[str, ...] = ()  # Those of them that may be left out
+    shown: Literal["labels", "number", "tags", "text", "ranking"] = "labels"
+    """Likeliest labels, a number, a tag for each word, a piece of a text, or the lines, the best first."""
+
+
+OF_TEXTS = Trial(each="text")
+OF_PAIRS = Trial(each="text", shared=("text_pair",), optional=("text_pair",))
 
 
 def columns_named(*names: str) -> Callable[[Sample], Guess | None]:
@@ -136,16 +181,18 @@ class TaskInfo:
     labels: tuple[str, ...] = ("label",)  # Fields that have what is learned, one of them in each row
     layouts: tuple[Layout, ...] = ()  # Official file formats, tried before tables of rows
     # Readers of files that other tasks have none for, or another one, by the end of the name.
-    readers: Mapping[str, Reader] = field(default_factory=lambda: MappingProxyType({}))
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    predictions: PredictionView = PredictionView()  # How people look through its predictions
     hub_id: str = ""  # Dataset that is used when `task.path` is unset; empty = there is none
     hub_examples: int | None = None  # Its training examples, for forecasts; None = unknown until read
     # Examples drawn from each part by default; empty = all.
-    default_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    default_examples: Mapping[str, int] = field(default_factory=dict)
+    trial: Trial | None = None  # How typed texts are answered; None = examples are not made of single rows
     # How it would read data with these first rows, for `stillhouse inspect`; None = not at all.
     guess: Callable[[Sample], Guess | None] = lambda sample: None
 
     def __post_init__(self) -> None:
-        scores = MappingProxyType({"validation_loss": VALIDATION_LOSS, **self.scores})
+        scores = {"validation_loss": VALIDATION_LOSS, **self.scores}
         object.__setattr__(self, "scores", scores)
         if self.headline not in scores or scores[self.headline].better is None:
             raise ValueError(

@@ -4,12 +4,12 @@ Reads the first rows of each part within an allowance; what only whole parts sho
 training lacks, is judged where all parts could be read to their ends.
 """
 
-from __future__ import annotations
-
 import contextlib
+import itertools
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from trainers.checkpoints.predictions import source_of
 from trainers.config import TaskConfig
 from trainers.data.allowance import Allowance, Spent, within
 from trainers.data.formats import READERS, SEVERAL, Row, ending, has_header, read_lines
 from trainers.data.layouts import (
     NAMES,
     TRAIN,
+    VALIDATION,
     AmbiguousPartError,
     SourcePart,
     has_tabs,
@@ -45,12 +47,14 @@ LENGTHS = (64, 128, 256, 512)  # Values of `task.max_length` whose effect is sho
 PERCENTILES = (50, 90, 99, 100)
 MOST_ROWS = 100_000  # Rows of a part that are read
 _LENGTHS_OF = 10_000  # Texts of a part whose length is measured: every k-th
+_COUNTED_BYTES = 64 << 20  # What is read to count training examples
 _ALL_BYTES, _ALL_S = 4 << 30, 600.0  # What is read in all; pipes and devices are never
 _SAMPLE_ROWS = 300
 _SAMPLE_BYTES, _SAMPLE_S = 4 << 20, 2.0
 _FILES_TRIED = 20  # Files of a folder without parts that are each looked at as a dataset, the largest first
 _LIST_BYTES = 1 << 16
 _SHOWN = 3
+_SAMPLES, _BARS = 20, 24  # Examples of a part that are shown, and bars of its lengths
 _KINDS = (UNLABELLED, MALFORMED)
 _GARBLED = re.compile(r"[ÂÃ][\x80-\xbf]|â[\x80-\x9f\u0192-\u2122]|[\x80-\x9f\ufffd\ufeff]")
 """Characters of UTF-8 that were decoded as another encoding, or not at all."""
@@ -135,6 +139,7 @@ class Lengths:
     tokens: Mapping[int, int]  # Length of examples at each of `PERCENTILES`
     words: Mapping[int, int]
     cut: Mapping[int, float]  # Share of the examples with more tokens than each of `LENGTHS`
+    histogram: Sequence[tuple[int, int]]  # Tokens up to which, and how many examples have so many
 
 
 @dataclass(slots=True)
@@ -153,6 +158,8 @@ class PartContents:
     remarks: list[str] = field(default_factory=list)  # What is doubtful about rows that can be used
     mistakes: list[str] = field(default_factory=list)  # Why the rest of the part cannot be read
     keys: set[int] = field(default_factory=set)  # Hashes of the examples' texts
+    # Place, texts and labels by field of some examples, drawn at random.
+    samples: list[tuple[str, Sequence[str], Mapping[str, Any]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +194,6 @@ class DataContents:
 
 def inspect(path: Path, tokenizer: Path | None = None) -> DataContents:
     """Reads a file or folder as the likeliest task does; estimates tokens without a tokenizer's folder."""
-    count = estimated_tokens if tokenizer is None else _counter(tokenizer)
     proposals, refused = _proposals(path)
     if not proposals and path.is_dir():
         parts_there = matching_parts(path)
@@ -207,20 +213,59 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DataContents:
     columns: Mapping[str | int, str] = {}
     unused: Mapping[str, str] = {}
     if proposals:
-        parts = _contents(proposals[0], count)
+        parts = contents_as(proposals[0].config, proposals[0].path, Allowance(_ALL_BYTES, _ALL_S), tokenizer)
         proposals[0] = best = _skipping(proposals[0], [part.skipped for part in parts.values()])
         task = best.config
         sample = _sample(best.path, task, TRAIN, by_position=task.headerless)
         columns = {} if sample is None else {one.name: _kind(one) for one in sample.columns}
         unused = _unused(path, best)
-    names = list(parts)
-    shared = {
-        f"{one} and {other}": len(parts[one].keys & parts[other].keys)
-        for place, one in enumerate(names)
-        for other in names[place + 1 :]
-    }
     how = "a fast estimate" if tokenizer is None else f"the tokenizer of {tokenizer}"
-    return DataContents(path, _files(path), proposals, columns, parts, unused, shared, how, refused)
+    return DataContents(
+        path, _files(path), proposals, columns, parts, unused, shared_examples(parts), how, refused
+    )
+
+
+def contents_as(
+    task: TaskConfig, path: Path, allowance: Allowance, tokenizer: Path | None = None
+) -> dict[str, PartContents]:
+    """Reads what a file or folder holds as a task does, as far as the allowance goes."""
+    count = estimated_tokens if tokenizer is None else _counter(tokenizer)
+    root = path if path.is_dir() else path.parent
+    with within(allowance):
+        return {
+            part: _read_part(part, source, task.model_copy(update={"skip": _KINDS}), root, count)
+            for part, source in parts_at(path, task).items()
+        }
+
+
+def shared_examples(parts: Mapping[str, PartContents]) -> dict[str, int]:
+    return {
+        f"{one} and {other}": len(parts[one].keys & parts[other].keys)
+        for one, other in itertools.combinations(parts, 2)
+    }
+
+
+def texts_at(
+    task: TaskConfig,
+    path: Path,
+    allowance: Allowance,
+    places: Set[tuple[Any, ...]],
+    before_s: float,
+) -> dict[tuple[Any, ...], Sequence[str]]:
+    """Returns the texts of rows by their file and number, of files that have not changed since a time."""
+    rules, found = build(task.name), dict[tuple[Any, ...], Sequence[str]]()
+    files = {file for file, _ in places}
+    with contextlib.suppress(Spent), within(allowance):
+        for part, source in parts_at(path, task).items():
+            own = [file for file in source.files if str(file) in files]
+            if not own or max(file.stat().st_mtime for file in own) > before_s:
+                continue
+            for row in renamed(source.read(), part, task):
+                if (place := tuple(source_of(row.where).values())) in places:
+                    found[place] = rules.texts_of(row, task)
+                    if len(found) == len(places):
+                        return found
+    return found
 
 
 def _unused(path: Path, best: Proposal) -> dict[str, str]:
@@ -438,14 +483,27 @@ def _kind(column: Column) -> str:
 # -- What the parts hold ---------------------------------------------------------------------------
 
 
-def _contents(proposal: Proposal, count: CountTokens) -> dict[str, PartContents]:
-    task = proposal.config.model_copy(update={"skip": _KINDS})
-    root = proposal.path if proposal.path.is_dir() else proposal.path.parent
-    with within(Allowance(_ALL_BYTES, _ALL_S)):
-        return {
-            part: _read_part(part, source, task, root, count)
-            for part, source in parts_at(proposal.path, task).items()
-        }
+def train_count(path: Path, task: TaskConfig, *, roots: Sequence[Path] = ()) -> int | None:
+    """Returns about how many examples a run trains on; None = they are not rows, or cannot be read here.
+
+    Of more than what is read of a first look, the rest is counted by its size.
+    """
+    if not issubclass(task.info.own_fields, CutFields):
+        return None
+    allowance, rows = Allowance(_COUNTED_BYTES, LOOK_S, roots), 0
+    try:
+        with within(allowance):
+            parts = parts_at(path, task)
+            try:
+                for _ in parts[TRAIN].read():
+                    rows += 1
+            except Spent:
+                read = _COUNTED_BYTES - max(0, allowance.left_bytes)
+                rows = round(rows * max(1.0, sum(file.stat().st_size for file in parts[TRAIN].files) / read))
+    except (BadDataError, Spent, OSError):
+        return None
+    held_out = 0.0 if VALIDATION in parts else task.validation_fraction
+    return round(rows * (1.0 - held_out)) or None
 
 
 def _read_part(
@@ -462,6 +520,7 @@ def _read_part(
     # A text may have several customs codes, and as many labels as `multi_label` allows.
     judged = "label" in task.info.labels and not getattr(task.own(OwnFields), "multi_label", False)
     placed: list[tuple[str, Sequence[str], Any]] = []
+    chance = random.Random(0)
 
     def use(row: Row) -> tuple[Row, Sequence[str]]:
         part.empty += any(one in row.fields and row.lacks(one) for one in text_fields)
@@ -472,6 +531,11 @@ def _read_part(
         if not content:
             continue
         part.usable += 1
+        # Each row is as likely to be one of the samples as another (reservoir sampling).
+        at = len(part.samples) if len(part.samples) < _SAMPLES else chance.randrange(part.usable)
+        if at < _SAMPLES:
+            labels = {one: row.fields[one] for one in task.info.labels if one in row.fields}
+            part.samples[at : at + 1] = [(row.where, content, labels)]
         texts.append(content)
         placed.append((row.where, content, row.fields.get("label") if judged else None))
         for one in task.info.labels:
@@ -553,10 +617,12 @@ def _lengths(texts: Sequence[Sequence[str]], count: CountTokens) -> Lengths:
     # [CLS], and a [SEP] after each text.
     tokens = np.bincount(owners, count(flat)) + 1 + np.bincount(owners)
     words = np.bincount(owners, [len(text.split()) for text in flat])
+    numbers, edges = np.histogram(tokens, min(_BARS, int(tokens.max())), (0, tokens.max()))
     return Lengths(
         {percent: int(np.percentile(tokens, percent)) for percent in PERCENTILES},
         {percent: int(np.percentile(words, percent)) for percent in PERCENTILES},
         {length: float(np.mean(tokens > length)) for length in LENGTHS},
+        list(zip(np.ceil(edges[1:]).astype(int).tolist(), numbers.tolist(), strict=True)),
     )
 
 

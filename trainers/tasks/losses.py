@@ -1,18 +1,18 @@
 """What a task with classes minimises; how it is scored never depends on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainers.model_kinds.heads import IGNORED
 from trainers.registry import by_name
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # For signatures alone: the service reads tasks without torch.
 
-Losses = Callable[["torch.Tensor", "torch.Tensor", float], "torch.Tensor"]
+Losses = Callable[[Tensor, Tensor, float], Tensor]
 """Losses in fp32 of logits, labels, and the value of the loss's option."""
 
 
@@ -26,13 +26,13 @@ class LossInfo:
     usual: float = 0.0  # Default of the option
 
 
-def _binary(logits: torch.Tensor, targets: torch.Tensor, option: float = 0.0) -> torch.Tensor:
+def _binary(logits: Tensor, targets: Tensor, option: float = 0.0) -> Tensor:
     from torch.nn import functional
 
     return functional.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
 
 
-def _smoothed(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+def _smoothed(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     from torch.nn import functional
 
     return functional.cross_entropy(
@@ -40,7 +40,7 @@ def _smoothed(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
     )
 
 
-def _focused(cross_entropies: torch.Tensor, gamma: float) -> torch.Tensor:
+def _focused(cross_entropies: Tensor, gamma: float) -> Tensor:
     # 1 - p without cancellation; the derivative of a power below 1 has a pole at 0.
     return (-(-cross_entropies).expm1()).clamp(min=1e-12) ** gamma * cross_entropies
 
@@ -64,5 +64,4 @@ FOCAL = LossInfo(
     option="focal_gamma",
     usual=2.0,
 )
-LOSSES = by_name(CROSS_ENTROPY, LABEL_SMOOTHING, FOCAL)
-"""All values of `task.loss`."""
+LOSSES = by_name(CROSS_ENTROPY, LABEL_SMOOTHING, FOCAL)  # All values of `task.loss`

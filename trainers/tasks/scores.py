@@ -1,28 +1,25 @@
 """Losses and metrics that several tasks share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainers.model_kinds.heads import IGNORED
+from trainers.tasks.losses import Tensor as Tensor
 
 if TYPE_CHECKING:
-    import torch
+    from trainers.data.batches import Batch as Batch
+    from trainers.data.batches import Transform as Transform
+else:
+    Batch = Transform = Any  # For signatures alone, as `Tensor`.
 
-    from trainers.data.batches import Batch
-
-
-CrossEntropy = Callable[["torch.Tensor", "torch.Tensor", int], "torch.Tensor"]
+CrossEntropy = Callable[[Tensor, Tensor, int], Tensor]
 """(N,) losses of (N, C) logits and (N,) labels, 0 where a label has the given value."""
 
 
-def cross_entropies(
-    logits: torch.Tensor, labels: torch.Tensor, operator: CrossEntropy | None = None
-) -> torch.Tensor:
+def cross_entropies(logits: Tensor, labels: Tensor, operator: CrossEntropy | None = None) -> Tensor:
     """(N,) cross-entropies in fp32 of (N, C) logits and (N,) classes, 0 of `IGNORED`."""
     from torch.nn import functional
 
@@ -32,11 +29,11 @@ def cross_entropies(
 
 
 def class_loss(
-    logits: torch.Tensor,
+    logits: Tensor,
     batch: Batch,
-    labels: torch.Tensor | None = None,
+    labels: Tensor | None = None,
     operator: CrossEntropy | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Returns the cross-entropy of (B, C) logits, summed over the batch, with each example's weight.
 
     Weights are not normalised within a batch: the loss of a global batch does not depend on how it is
@@ -49,7 +46,7 @@ def class_loss(
 LIKELIEST = 20  # Classes of a text whose probabilities are kept
 
 
-def likeliest(logits: torch.Tensor, kept: int = LIKELIEST) -> torch.Tensor:
+def likeliest(logits: Tensor, kept: int = LIKELIEST) -> Tensor:
     """(B, 2 K) numbers of the K likeliest classes of (B, C) logits, best first, and their probabilities."""
     import torch
 

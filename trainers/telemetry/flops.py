@@ -26,8 +26,6 @@ Shapes = tuple[tuple[int, ...], ...]  # Shapes of parameters, in the order of th
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the arithmetic of a batch depends on."""
-
     sequences: int = 0  # Examples that count
     tokens: int = 0  # Sum of their lengths
     squares: int = 0  # Sum of their squared lengths: attention compares each token with each
@@ -109,7 +107,6 @@ class FlopCount:
 
     @property
     def _weights(self) -> int:
-        """Weights of a layer's Linears."""
         return 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.feed_forward
 
     def _projection(self, counted: Tally) -> float:

@@ -5,15 +5,12 @@ true gradient, `var` the variance of a gradient over the base batch. A step's pr
 with the batch, but less than the batch does; the efficiency is what is left of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 import cuda_ext
 from trainers.config import RunConfig
@@ -47,10 +44,7 @@ def from_squares(
 
 
 def from_consecutive(product: float, squared_difference: float, *, scale: float) -> GradientMoments:
-    """Returns the moments from gradients of two steps in a row: sqr ~ g . g', var ~ |g - g'|^2 scale / 2.
-
-    Biased by the parameters' change in between; Adan holds both gradients already.
-    """
+    """Of two steps' gradients: sqr ~ g . g', var ~ |g - g'|^2 scale / 2, biased by the change in between."""
     return GradientMoments(sqr=product, var=squared_difference * scale / 2)
 
 
@@ -161,21 +155,17 @@ class WorkerShares(NoiseSource):
         self._workers = workers
         self._sum = torch.zeros((), device=device)
 
-    @override
     def begin_step(self, step: int) -> None:
         self.looks = step % EVERY_STEPS == 0
         self._sum.zero_()
 
-    @override
     def see(self, gradients: torch.Tensor) -> None:
         if self.looks:
             self._sum += torch.linalg.vector_norm(gradients, dtype=torch.float32).square()
 
-    @override
     def sum(self) -> torch.Tensor | None:
         return self._sum if self.looks else None
 
-    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         if not (self.looks and self.faithful):
             return None
@@ -198,12 +188,10 @@ class MicroBatches(NoiseSource):
             if parameter.requires_grad:
                 parameter.register_hook(self._see)  # type: ignore[no-untyped-call]
 
-    @override
     def begin_step(self, step: int) -> None:
         self.looks = step % EVERY_STEPS == 0
         self._norms.clear()
 
-    @override
     def sum(self) -> torch.Tensor | None:
         if not self._norms:
             return None
@@ -211,7 +199,6 @@ class MicroBatches(NoiseSource):
         self._norms.clear()
         return total
 
-    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         if not (self.looks and norms.parts):
             return None
@@ -243,14 +230,12 @@ class StepsInARow(NoiseSource):
         self._before: tuple[float, float] | None = None
         """Norm of the gradient before, and what its copy has to be multiplied by to be that gradient."""
 
-    @override
     def begin_step(self, step: int) -> None:
         self._phase, self._product = step % EVERY_STEPS, None
         self.looks = self._phase in (0, 1)
         if self._phase != 1:
             self.forget()
 
-    @override
     def before_update(self) -> None:
         gradients = [parameter.grad for parameter in self._parameters]
         if self._phase == 0 and self._adan is None:
@@ -270,11 +255,9 @@ class StepsInARow(NoiseSource):
             self._product = torch.stack(products).sum()
             self._copies = []
 
-    @override
     def sum(self) -> torch.Tensor | None:
         return self._product
 
-    @override
     def moments(self, norms: StepNorms, scale: float) -> GradientMoments | None:
         if self._product is None or self._before is None:
             return None
@@ -282,14 +265,12 @@ class StepsInARow(NoiseSource):
         product = norms.parts / norms.loss_scale * factor
         return from_consecutive(product, norms.norm**2 + norm**2 - 2.0 * product, scale=scale)
 
-    @override
     def remember(self, norms: StepNorms) -> None:
         if self._phase == 0:
             # Adan holds what it used, without the loss scale but clipped; a copy still has its loss scale.
             factor = norms.divisor if self._adan is not None else 1.0 / norms.loss_scale
             self._before = norms.norm, factor
 
-    @override
     def forget(self) -> None:
         self._copies, self._before = [], None
 
@@ -308,7 +289,6 @@ class GradientNoise:
         self.source.remember(norms)
 
     def figures(self, samples_per_s: float | None) -> dict[str, float]:
-        """`noise_scale`, `statistical_efficiency` and `goodput`; none before the first estimate."""
         efficiency = self._averages.efficiency
         if efficiency is None:
             return {}

@@ -1,24 +1,19 @@
 """Figures of each kernel in a profiled window, computed from events of traces by pure functions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainers.reporting import Measurement, Provenance
 
-COUNTERS: Mapping[str, str] = MappingProxyType(
-    {
-        "sm_throughput_pct": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-        "memory_throughput_pct": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
-        "achieved_occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
-        "lsu_pct": "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
-        "fma_pct": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
-    }
-)
+COUNTERS: Mapping[str, str] = {
+    "sm_throughput_pct": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "memory_throughput_pct": "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    "achieved_occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "lsu_pct": "sm__inst_executed_pipe_lsu.avg.pct_of_peak_sustained_active",
+    "fma_pct": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
+}
 """Hardware counters by our name, under the name that CUPTI and Nsight Compute give them."""
 _NAME_LIMIT = 160
 
@@ -28,21 +23,19 @@ class KernelFigure(NamedTuple):
     heading: str
 
 
-KERNEL_FIGURES: Mapping[str, KernelFigure] = MappingProxyType(
-    {
-        "kernel_ms_per_step": KernelFigure("ms", "ms/step"),
-        "step_share_pct": KernelFigure("%", "share %"),
-        "launches_per_step": KernelFigure("1", "launches"),
-        "launch_us": KernelFigure("us", "µs each"),
-        "grid_size": KernelFigure("1", "grid"),
-        "block_size": KernelFigure("1", "block"),
-        "sm_throughput_pct": KernelFigure("%", "SM %"),
-        "memory_throughput_pct": KernelFigure("%", "memory %"),
-        "achieved_occupancy_pct": KernelFigure("%", "occupancy %"),
-        "lsu_pct": KernelFigure("%", "LSU %"),
-        "fma_pct": KernelFigure("%", "FMA %"),
-    }
-)
+KERNEL_FIGURES: Mapping[str, KernelFigure] = {
+    "kernel_ms_per_step": KernelFigure("ms", "ms/step"),
+    "step_share_pct": KernelFigure("%", "share %"),
+    "launches_per_step": KernelFigure("1", "launches"),
+    "launch_us": KernelFigure("us", "µs each"),
+    "grid_size": KernelFigure("1", "grid"),
+    "block_size": KernelFigure("1", "block"),
+    "sm_throughput_pct": KernelFigure("%", "SM %"),
+    "memory_throughput_pct": KernelFigure("%", "memory %"),
+    "achieved_occupancy_pct": KernelFigure("%", "occupancy %"),
+    "lsu_pct": KernelFigure("%", "LSU %"),
+    "fma_pct": KernelFigure("%", "FMA %"),
+}
 """What is measured of a kernel; `docs/metrics.md` defines each."""
 
 
@@ -83,7 +76,6 @@ def kernels_of(events: Sequence[Mapping[str, Any]], *, steps: int, window_us: fl
 
 
 def _usual_size(launches: Iterable[Mapping[str, Any]], shape: str) -> float | None:
-    """Returns the blocks of a grid, or threads of a block, with which a kernel spent the most time."""
     time_us: dict[int, float] = defaultdict(float)
     for launch in launches:
         if dimensions := launch.get("args", {}).get(shape):

@@ -1,7 +1,5 @@
 """Peak memory of one run, in a process that may have trained others before."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -16,10 +14,7 @@ MIB = 1024.0 * 1024.0
 
 
 class PeakMemory:
-    """The peak of a window that begins when this is made, or restarted, in MiB.
-
-    Resident memory on CPU, memory allocated on the device on CUDA.
-    """
+    """Peak since this was made or restarted, in MiB: resident on CPU, allocated on the device on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._backend = device, kind_of(device).backend

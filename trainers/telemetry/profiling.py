@@ -44,8 +44,6 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A profiled window of one worker, in Unix time."""
-
     profiled: Profiled
     start_s: float
     end_s: float
@@ -235,7 +233,6 @@ class StepProfiler:
 
     @contextlib.contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Around one step (0-based), with everything that belongs to it."""
         if not self.covers(step):
             yield
             return
@@ -261,7 +258,6 @@ class StepProfiler:
         self._stop()
 
     def take(self) -> Recorded | None:
-        """Returns the record of the window, once, after it has ended."""
         recorded, self._recorded = self._recorded, None
         return recorded
 

@@ -4,8 +4,6 @@ RAPL counts the whole machine's processors and memory, whoever uses them; Linux 
 `/sys/class/powercap`, for AMD's processors under the same names, and most systems let only root read it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -174,10 +172,7 @@ class Rapl:
         self._lost: set[str] = set()
 
     def read_j(self) -> dict[str, float]:
-        """Returns joules since this was made, by kind: `cpu` (all packages), `dram`; what is known.
-
-        A kind whose counter has disappeared is left out for good.
-        """
+        """Returns joules since this was made: `cpu` (all packages), `dram`; none of a lost counter."""
         with self._lock:
             for zone in self._zones:
                 try:
@@ -192,7 +187,6 @@ class Rapl:
 
 
 def find_rapl(root: Path = POWERCAP) -> Rapl:
-    """Returns the machine's counters, as far as there are any and they may be read."""
     zones = []
     try:
         entries = sorted(root.iterdir())

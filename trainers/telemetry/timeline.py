@@ -11,8 +11,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import override
-
 from trainers.device_kinds import kind_of
 
 if TYPE_CHECKING:
@@ -61,9 +59,7 @@ OVERHEAD = (Phase.preparation, Phase.warm_up, Phase.restart, Phase.lost_since_ch
 
 OWN = tuple(phase for phase in Phase if phase not in OVERHEAD)  # Phases whose sum is `total_time_s`
 
-
 Listener = Callable[[Phase, float], None]  # Told each phase that begins, and when by `time.perf_counter()`
-
 
 Boundary = Callable[[Phase, float, float], None]
 """Called where overhead and a run's own time meet: the phase that ends, and the `time.perf_counter()` at
@@ -130,7 +126,6 @@ class Timeline:
         """Shares out the time until now over what the device has finished; never waits for it."""
 
     def carry_over(self, spent_s: Mapping[str, float]) -> None:
-        """Adds what earlier attempts spent up to the checkpoint that this one resumes from."""
         for phase, seconds in spent_s.items():
             self._spent[Phase(phase)] += seconds
 
@@ -159,7 +154,6 @@ class DeviceTimeline(Timeline):
         # Of phases since the last settling. The first is that of `_phase`, at the host's `_since_s`.
         self._marks: list[tuple[Phase, Any]] = []
 
-    @override
     def enter(self, phase: Phase) -> None:
         if phase in TRAINING and not self.profiling:
             self.entered = (phase, time.perf_counter())
@@ -171,18 +165,15 @@ class DeviceTimeline(Timeline):
         self._marks.clear()
         super().enter(phase)
 
-    @override
     def spent_s(self) -> dict[str, float]:
         self.settle()
         return super().spent_s()
 
-    @override
     def settled_s(self) -> dict[str, float]:
         if not self._marks:
             return super().settled_s()
         return {phase.value: seconds for phase, seconds in self._spent.items()}
 
-    @override
     def settle(self) -> None:
         if not self._marks:
             return
@@ -192,7 +183,6 @@ class DeviceTimeline(Timeline):
         self._share([*(event for _, event in self._marks), end], phases)
         self._marks = [(phases[-1], end)]
 
-    @override
     def settle_passed(self) -> None:
         passed = [event.query() for _, event in self._marks]
         last = max((number for number, has in enumerate(passed) if has), default=0)
@@ -274,7 +264,6 @@ class Overlap:
 
 
 def hidden(spans: list[tuple[float, float]], until: float) -> float:
-    """Returns the length of the union of spans before a moment, all in seconds on one clock."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         begin, end = max(begin, reached), min(end, until)

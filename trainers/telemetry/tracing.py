@@ -5,22 +5,18 @@ At the end of the window they are gathered into one file in Chrome's trace-event
 chrome://tracing open: a process row per worker, a slice per step, the phases inside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainers.checkpoints.manifest import TRACE, kernel_trace
-from trainers.data.cache import sync
+from trainers.data.storage import Place, put
 from trainers.reporting import Measurement, Provenance
 from trainers.telemetry.profiling import WARM_STEPS
 from trainers.telemetry.timeline import Phase, Timeline, unheard
@@ -32,10 +28,7 @@ _NUMBERED = (Phase.forward, Phase.backward)  # Phases that a step has one of per
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One phase of one step on one worker, in its `time.perf_counter()`.
-
-    Forward and backward are numbered by the order in the step; with several model chunks these are passes.
-    """
+    """A phase of a step, by the worker's `time.perf_counter()`; passes are numbered in the step's order."""
 
     phase: str
     step: int  # 1-based, as in points
@@ -70,7 +63,6 @@ class StepTracer:
 
     @contextlib.contextmanager
     def around(self, step: int) -> Iterator[None]:
-        """Around one step (0-based), with everything that belongs to it."""
         if not self.covers_next:
             yield
             self._skipped = max(0, self._skipped - 1)
@@ -87,7 +79,6 @@ class StepTracer:
         self._left -= 1
 
     def take(self) -> tuple[TraceSpan, ...] | None:
-        """Returns the spans of the window, once, after it has ended."""
         if self._left or not self._spans:
             return None
         spans, self._spans = tuple(self._spans), []
@@ -109,7 +100,6 @@ class StepTracer:
 
 
 def tracer_for(steps: int, *, profiled_steps: int, steps_left: int, timeline: Timeline) -> StepTracer:
-    """Returns the tracer of `telemetry.trace_steps`, after the profiled window or at the attempt's end."""
     steps = min(steps, steps_left)
     return StepTracer(min(WARM_STEPS + profiled_steps, steps_left - steps), steps, timeline)
 
@@ -193,23 +183,14 @@ def _event(span: TraceSpan, kind: str, rank: int, moved_s: float) -> dict[str, A
     }  # fmt: skip
 
 
-def write(folder: Path, document: Mapping[str, Any]) -> None:
+def write(folder: Place, document: Mapping[str, Any]) -> None:
     """Writes a trace next to an attempt's checkpoints; after an error the earlier one is intact."""
-    _write(folder / TRACE, json.dumps(document, separators=(",", ":")).encode())
+    put(folder / TRACE, json.dumps(document, separators=(",", ":")).encode())
 
 
-def write_kernels(folder: Path, traces: Sequence[bytes]) -> None:
-    """Writes the workers' compressed kernel traces, by rank, next to an attempt's checkpoints."""
+def write_kernels(folder: Place, traces: Sequence[bytes]) -> None:
     for rank, trace in enumerate(traces):
-        _write(kernel_trace(folder, rank), trace)
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_bytes(content)
-    sync(draft)
-    os.replace(draft, file)
+        put(kernel_trace(folder, rank), trace)
 
 
 def measurements(workers: Sequence[WorkerTrace]) -> Iterator[Measurement]:

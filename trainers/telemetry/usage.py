@@ -1,15 +1,9 @@
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from trainers.config import DevicePricing
 from trainers.reporting import Provenance
 from trainers.telemetry.sampling import Sampled, joined_samples
-
-if TYPE_CHECKING:
-    from trainers.config import DevicePricing
-
 
 J_PER_KWH = 3.6e6
 

@@ -81,7 +81,7 @@ export async function getText(path, parameters = {}, { signal, accept = "text/pl
  * Changes something.
  * @param {string} method POST, PUT, PATCH or DELETE
  * @param {string} path of the API
- * @param {any} [body] JSON; a string is sent as it is, as a spec
+ * @param {any} [body] JSON; a string is sent as it is, as a spec, and so is a blob
  * @param {{signal?: AbortSignal, headers?: Object, parameters?: Object}} options
  * @returns the JSON of the answer, or null where it has none
  */
@@ -91,7 +91,8 @@ export async function send(method, path, body, { signal, headers = {}, parameter
   if (body !== undefined)
     sent["Content-Type"] ||= typeof body === "string" ? "application/yaml" : "application/json";
   if (csrf) sent["Stillhouse-CSRF"] = csrf;
-  const content = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
+  const whole = body === undefined || typeof body === "string" || body instanceof Blob;
+  const content = whole ? body : JSON.stringify(body);
   const answer = await asked(address(path, parameters), { method, signal, headers: sent, body: content });
   const text = await answer.text();
   return text ? JSON.parse(text) : null;

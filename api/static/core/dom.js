@@ -1,4 +1,7 @@
-// Elements are made without markup: whatever comes from users goes in as text.
+// Elements are made without markup: whatever comes from users goes in as text. What changes while it is seen is drawn
+// by preact, which changes only what differs; the rest is made by `h`.
+
+import { html, render } from "../vendor/preact.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -37,6 +40,26 @@ export const svg = (name, attributes = {}, ...children) =>
 export function replace(node, ...children) {
   node.replaceChildren();
   return filled(node, {}, children);
+}
+
+/** The element that preact makes of `drawn`, for what is put in by `h`. */
+export function made(drawn) {
+  const place = document.createDocumentFragment();
+  render(drawn, place);
+  return place.firstChild;
+}
+
+/**
+ * What `h` made, within what preact draws; while it is equal, it stays, with its focus. Not for what has listeners.
+ * @param {{nodes: any}} properties see `h` for what they may be
+ */
+export function Made({ nodes }) {
+  const put = place => {
+    if (!place) return;
+    const given = h("span", {}, nodes);
+    if (!given.isEqualNode(place)) place.replaceChildren(...given.childNodes);
+  };
+  return html`<span ref=${put} />`;
 }
 
 /** Says something to people who do not see the page; it interrupts nothing. */

@@ -1,12 +1,10 @@
 // Figures in the colours of the page, with the same data as a table. Plotly's script is loaded for the first of them.
 
+import { dataTable, MOST_ROWS } from "./datatable.js";
 import { h, replace } from "./dom.js";
-import { count, number } from "./format.js";
 
 const SCRIPT = "/static/vendor/plotly.min.js";
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false };
-const MOST_ROWS = 200,
-  LIVE_MS = 1000;
 
 let loaded = null;
 
@@ -112,12 +110,7 @@ async function paint(container) {
     { data: isDark() ? brighter(one.data) : one.data, layout: themed(one.layout) },
     plot.clientWidth,
   );
-  shown.get(container).grown.clear(); // The figure has these points by now.
-  // Lines get arrays of their own, to which live points are added.
-  const own = data.map(trace =>
-    trace.meta?.part === "line" ? { ...trace, x: [...trace.x], y: [...trace.y] } : trace,
-  );
-  await Plotly.react(plot, own, layout, CONFIG);
+  await Plotly.react(plot, data, layout, CONFIG);
   for (const kind of ["plotly_click", "plotly_selected", "plotly_deselect"]) plot.removeAllListeners?.(kind);
   if (handlers.onClick) plot.on("plotly_click", event => handlers.onClick(event.points));
   if (handlers.onSelect) {
@@ -155,8 +148,6 @@ export async function figure(container, one, { onClick, onSelect, captioned = fa
       plot: h("div", { class: "plot", role: "img" }),
       words: h("figcaption"),
       table: h("details", { class: "as-table" }),
-      grown: new Map(),
-      growing: null,
     };
     entry.table.addEventListener("toggle", () => {
       if (entry.table.open && entry.table.children.length < 2) entry.table.append(table(entry.one));
@@ -173,92 +164,15 @@ export async function figure(container, one, { onClick, onSelect, captioned = fa
   await paint(container);
 }
 
-/** Adds points to lines of a figure that is shown; `add(trace)` returns [x, y] or null. */
-export function extended(container, add) {
-  const entry = shown.get(container);
-  if (!entry) return;
-  entry.one.data.forEach((trace, place) => {
-    const point = add(trace);
-    if (!point) return;
-    trace.x.push(point[0]);
-    trace.y.push(point[1]);
-    if (!entry.grown.has(place)) entry.grown.set(place, [[], []]);
-    entry.grown.get(place).forEach((values, axis) => values.push(point[axis]));
-  });
-  if (entry.grown.size) entry.growing ||= setTimeout(() => grow(container, entry), LIVE_MS);
-}
-
-/** Draws the points that came since, however many, without building the figure again. */
-async function grow(container, entry) {
-  entry.growing = null;
-  const Plotly = await plotly();
-  if (shown.get(container) !== entry || !entry.plot.isConnected || !entry.grown.size) return;
-  const places = [...entry.grown.keys()],
-    points = [...entry.grown.values()];
-  entry.grown.clear();
-  await Plotly.extendTraces(entry.plot, { x: points.map(([x]) => x), y: points.map(([, y]) => y) }, places);
-}
-
-const named = trace =>
-  trace.meta?.part === "line" && trace.meta.runs.length === 1
-    ? h("a", { href: `/runs/${trace.meta.runs[0]}` }, trace.name)
-    : trace.name || "";
-
 function table({ data, layout }) {
   const title = axis => layout[axis]?.title?.text || "";
-  const lines = data.filter(
-    trace => trace.mode?.startsWith("lines") && trace.name && trace.hoverinfo !== "skip",
-  );
-  const cell = value =>
-    h(
-      "td",
-      { class: typeof value === "number" ? "num" : null },
-      typeof value === "number" ? number(value) : (value ?? ""),
-    );
-  const of = (titles, rows, total) =>
-    h(
-      "div",
-      { class: "card scrolls", tabindex: "0", role: "region", "aria-label": "The figure as a table" },
-      h(
-        "table",
-        {},
-        total > rows.length ? h("caption", {}, `The first ${rows.length} of ${count(total)} rows`) : null,
-        h(
-          "thead",
-          {},
-          h(
-            "tr",
-            {},
-            titles.map(text => h("th", { scope: "col" }, text)),
-          ),
-        ),
-        h(
-          "tbody",
-          {},
-          rows.map(cells => h("tr", {}, cells.map(cell))),
-        ),
-      ),
-    );
-  if (lines.length) {
-    const rows = lines.slice(0, MOST_ROWS).map(trace => {
-      const values = trace.y.filter(Number.isFinite);
-      return [
-        named(trace),
-        trace.x.at(-1),
-        values[0],
-        values.at(-1),
-        Math.min(...values),
-        Math.max(...values),
-      ];
-    });
-    return of(
-      ["line", `last ${title("xaxis")}`, `first ${title("yaxis")}`, "last", "least", "greatest"],
-      rows,
-      lines.length,
-    );
-  }
   const points = data
     .filter(trace => trace.x && trace.hoverinfo !== "skip")
     .flatMap(trace => trace.x.map((x, at) => [trace.text?.[at] || trace.name || "", trace.y[at], x]));
-  return of(["of", title("yaxis") || "row", title("xaxis")], points.slice(0, MOST_ROWS), points.length);
+  return dataTable(
+    "The figure as a table",
+    ["of", title("yaxis") || "row", title("xaxis")],
+    points.slice(0, MOST_ROWS),
+    points.length,
+  );
 }

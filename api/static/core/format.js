@@ -64,7 +64,7 @@ export function money(usd) {
   if (!Number.isFinite(given)) return NOTHING;
   const sign = given < 0 ? "−" : "",
     size = Math.abs(given),
-    digits = size && size < 0.1 ? Math.min(20, 2 - Math.floor(Math.log10(size))) : 2;
+    digits = size && size < 1 ? Math.min(20, 2 - Math.floor(Math.log10(size))) : 2;
   return `${sign}$${formatter(2, digits).format(size)}`;
 }
 

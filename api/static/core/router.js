@@ -49,8 +49,15 @@ async function comeBack({ state }) {
     .forEach((node, place) => (node.scrollTop = state.tables[place] ?? 0));
 }
 
+/** Whether the page is shown in a frame of another: it is then left for no other, which might change something. */
+const embedded = () => /^\/embed(\/|$)/.test(location.pathname);
+
 /** Goes to a page of the application. */
 export function go(path, { replace = false } = {}) {
+  if (embedded()) {
+    window.open(path, "_blank", "noopener");
+    return Promise.resolve();
+  }
   if (!replace) history.replaceState(scrolled(), "");
   history[replace ? "replaceState" : "pushState"](null, "", path);
   return open();
@@ -65,6 +72,7 @@ export function start(main, views) {
   area = main;
   own = views;
   history.scrollRestoration = "manual";
+  document.documentElement.classList.toggle("embedded", embedded());
   addEventListener("popstate", comeBack);
   document.addEventListener("click", event => {
     /** @type {HTMLAnchorElement} */

@@ -9,14 +9,28 @@ const SPARE_ROWS = 6,
  * A column.
  * @typedef {Object} Column
  * @property {string} key
- * @property {string} title
+ * @property {any} title
  * @property {string} [unit] shown after the title
  * @property {boolean} [numeric] aligned to the right
  * @property {number} [width] pixels
  * @property {boolean} [sortable]
+ * @property {boolean} [pinned] stays in view at the left; such columns come first
+ * @property {boolean} [fixed] has no place and width of the reader's own
  * @property {boolean} [costs] its values are costs, which are read only when it is shown
+ * @property {boolean} [figure] it is a number that has a mean
+ * @property {(row: any) => any} [value] that number
+ * @property {(value: any) => string} [format] its text
+ * @property {(value: any) => string} [spread] the text of its standard deviation
+ * @property {string} [csv] its name in exports
  * @property {(row: any) => any} render what the cell holds: text, a node, or an array of them
  */
+
+const widthOf = column => column.width || (column.numeric ? 104 : 150);
+const kinds = column =>
+  [column.numeric ? "num" : "", column.pinned ? "stuck" : "", column.fixed ? "fixed" : ""].join(" ").trim() ||
+  null;
+const NARROWEST = 44,
+  BOX = 38;
 
 /** A table; `node` is its element. Rows are given with `setRows`, and may be filled in as they come into view. */
 export class VirtualTable {
@@ -29,22 +43,40 @@ export class VirtualTable {
    * @param {{key: string, descending: boolean} | null} [options.sorted]
    * @param {(key: string, descending: boolean) => void} [options.onSort]
    * @param {(keys: Set<any>) => void} [options.onSelect] rows get a box to select them
+   * @param {(all: boolean) => void} [options.onSelectAll] their heading gets one for all of them
+   * @param {(columns: Column[]) => void} [options.onLayout] columns can be dragged to other places and widths
+   * @param {(row: any, columns: Column[]) => Node[] | null} [options.cells] the cells of a row that has other ones
    * @param {(row: any) => string} [options.rowClass]
    * @param {number} [options.rowHeight] pixels
    */
-  constructor({ label, columns, key, need, sorted = null, onSort, onSelect, rowClass, rowHeight = 34 }) {
+  constructor({
+    label,
+    columns,
+    key,
+    need,
+    sorted = null,
+    onSort,
+    onSelect,
+    onSelectAll,
+    onLayout,
+    cells,
+    rowClass,
+    rowHeight = 34,
+  }) {
     this.columns = columns;
     this.key = key;
     this.need = need;
     this.sorted = sorted;
     this.onSort = onSort;
     this.onSelect = onSelect;
+    this.onSelectAll = onSelectAll;
+    this.onLayout = onLayout;
+    this.cells = cells;
     this.rowClass = rowClass;
     this.rowHeight = rowHeight;
     this.rows = [];
-    this.total = 0;
+    this.total = this.selectable = 0;
     this.selected = new Set();
-    this.pinned = new Set();
     this.first = -1;
     this.drawn = new Map();
     this.columnsRow = h("colgroup");
@@ -74,10 +106,13 @@ export class VirtualTable {
    * Shows rows.
    * @param {any[]} rows those that are known; the places of others may be undefined
    * @param {number} total how many there are
+   * @param {number} selectable how many of them can be selected
    */
-  setRows(rows, total = rows.length) {
+  setRows(rows, total = rows.length, selectable = total) {
     this.rows = rows;
     this.total = total;
+    this.selectable = selectable;
+    this.markAll();
     this.table.setAttribute("aria-rowcount", total + 1);
     this.first = -1;
     this.paint(); // Rows that are the same objects stay as they are.
@@ -100,6 +135,7 @@ export class VirtualTable {
   /** Selects these keys alone. */
   select(keys) {
     this.selected = new Set(keys);
+    this.markAll();
     this.redraw();
   }
 
@@ -108,9 +144,16 @@ export class VirtualTable {
       const direction =
         this.sorted?.key === column.key ? (this.sorted.descending ? "descending" : "ascending") : null;
       const title = [column.title, column.unit ? h("span", { class: "unit" }, ` ${column.unit}`) : null];
-      return h(
+      const moves = this.onLayout && !column.fixed;
+      const cell = h(
         "th",
-        { scope: "col", class: column.numeric ? "num" : null, "aria-sort": direction },
+        {
+          scope: "col",
+          class: kinds(column),
+          "aria-sort": direction,
+          draggable: moves ? "true" : null,
+          style: { left: this.leftOf(column) },
+        },
         column.sortable && this.onSort
           ? h(
               "button",
@@ -127,29 +170,109 @@ export class VirtualTable {
               ),
             )
           : title,
+        moves
+          ? h("span", {
+              class: "grip",
+              "aria-hidden": "true",
+              title: "Drag to resize",
+              onpointerdown: event => this.drag(event, column),
+            })
+          : null,
       );
+      if (moves) this.movable(cell, column);
+      return cell;
     });
+    this.all = this.onSelectAll
+      ? h("input", {
+          type: "checkbox",
+          "aria-label": "Select all",
+          onchange: event => this.onSelectAll(event.target.checked),
+        })
+      : null;
     replace(
       this.head,
       h(
         "tr",
         {},
         this.onSelect
-          ? h("th", { scope: "col", class: "box" }, h("span", { class: "unseen" }, "Select"))
+          ? h(
+              "th",
+              { scope: "col", class: `box ${this.boxClass()}` },
+              this.all || h("span", { class: "unseen" }, "Select"),
+            )
           : null,
         cells,
       ),
     );
-    const widths = this.columns.map(column => column.width || (column.numeric ? 104 : 150));
+    this.markAll();
+    this.drawWidths();
+  }
+
+  /** Where a column that stays in view begins; null where none does. */
+  leftOf(column) {
+    if (!column.pinned) return null;
+    const before = this.columns.slice(0, this.columns.indexOf(column)).filter(one => one.pinned);
+    return `${before.reduce((sum, one) => sum + widthOf(one), this.onSelect ? BOX : 0)}px`;
+  }
+
+  boxClass() {
+    return this.columns.some(column => column.pinned) ? "stuck" : "";
+  }
+
+  drawWidths() {
+    const widths = this.columns.map(widthOf);
     replace(
       this.columnsRow,
-      this.onSelect ? h("col", { style: { width: "38px" } }) : null,
+      this.onSelect ? h("col", { style: { width: `${BOX}px` } }) : null,
       widths.map(width => h("col", { style: { width: `${width}px` } })),
     );
     this.table.style.setProperty(
       "min-width",
-      `${widths.reduce((sum, width) => sum + width, this.onSelect ? 38 : 0)}px`,
+      `${widths.reduce((sum, width) => sum + width, this.onSelect ? BOX : 0)}px`,
     );
+  }
+
+  /** Gives a column the width to which its edge is dragged. */
+  drag(event, column) {
+    event.preventDefault(); // The heading is not dragged as well.
+    const grip = event.target,
+      start = grip.parentNode.getBoundingClientRect().width - event.clientX;
+    grip.setPointerCapture(event.pointerId);
+    grip.onpointermove = moved => {
+      column.width = Math.round(Math.max(NARROWEST, start + moved.clientX));
+      this.drawWidths();
+    };
+    grip.onpointerup = () => {
+      grip.onpointermove = grip.onpointerup = null;
+      this.onLayout(this.columns);
+    };
+  }
+
+  /** Lets a column be dragged to the place of another. */
+  movable(cell, column) {
+    const type = "application/x-column";
+    cell.addEventListener("dragstart", event => event.dataTransfer.setData(type, column.key));
+    cell.addEventListener("dragover", event => {
+      if (event.dataTransfer.types.includes(type)) event.preventDefault();
+    });
+    cell.addEventListener("drop", event => {
+      const key = event.dataTransfer.getData(type),
+        moved = this.columns.find(one => one.key === key);
+      if (!moved || moved === column) return;
+      event.preventDefault();
+      const right = this.columns.indexOf(moved) < this.columns.indexOf(column);
+      const others = this.columns.filter(one => one !== moved);
+      others.splice(others.indexOf(column) + (right ? 1 : 0), 0, moved);
+      moved.pinned = column.pinned;
+      this.onLayout(others);
+    });
+  }
+
+  /** Shows in the heading's box whether all rows, some or none are selected. */
+  markAll() {
+    if (!this.all) return;
+    this.all.checked = this.selected.size > 0 && this.selected.size >= this.selectable;
+    this.all.indeterminate = this.selected.size > 0 && !this.all.checked;
   }
 
   redraw() {
@@ -206,18 +329,21 @@ export class VirtualTable {
         node,
         h("td", { colspan: this.columns.length + (this.onSelect ? 1 : 0), class: "quiet" }, "…"),
       );
+    const own = this.cells?.(row, this.columns);
+    if (own) return replace(node, own);
     const key = this.key(row);
     const box =
       this.onSelect &&
       h(
         "td",
-        { class: "box" },
+        { class: `box ${this.boxClass()}` },
         h("input", {
           type: "checkbox",
           "aria-label": `Select ${key}`,
           checked: this.selected.has(key),
           onchange: event => {
             this.selected[event.target.checked ? "add" : "delete"](key);
+            this.markAll();
             this.onSelect(this.selected);
           },
         }),
@@ -225,7 +351,16 @@ export class VirtualTable {
     return replace(
       node,
       box || null,
-      this.columns.map(column => h("td", { class: column.numeric ? "num" : null }, column.render(row))),
+      this.columns.map(column =>
+        h(
+          "td",
+          {
+            class: kinds(column),
+            style: { left: this.leftOf(column) },
+          },
+          column.render(row),
+        ),
+      ),
     );
   }
 }

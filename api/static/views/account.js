@@ -5,6 +5,7 @@ import { act, toast } from "../core/dialog.js";
 import { h, replace } from "../core/dom.js";
 import { when } from "../core/format.js";
 import { facts, section, shortTable } from "./parts.js";
+import { drawNotifications } from "./notifications.js";
 import { createToken, drawTokens } from "./tokens.js";
 
 export async function show(main, parameters, { signal }) {
@@ -12,6 +13,7 @@ export async function show(main, parameters, { signal }) {
   const own = h("div"),
     all = h("div"),
     tokens = h("div"),
+    notifications = h("div"),
     sees = administers(who) && who.via !== "open";
   const list = (panel, caption, items, read) =>
     replace(
@@ -59,7 +61,11 @@ export async function show(main, parameters, { signal }) {
     list(own, "Your sessions", mine.items, read);
     if (everyone) list(all, "Everyone's sessions", everyone.items, read);
   }
-  const [, again] = await Promise.all([read(), drawTokens(tokens, who, { signal })]);
+  const [, again] = await Promise.all([
+    read(),
+    drawTokens(tokens, who, { signal }),
+    drawNotifications(notifications, who, projects.items, { signal }),
+  ]);
   const roles = Object.entries(who.roles)
     .map(([project, role]) => `${role} of ${project}`)
     .join(", ");
@@ -80,6 +86,7 @@ export async function show(main, parameters, { signal }) {
       who.administrator ? ["", "administrator"] : null,
       roles ? ["roles", roles] : null,
     ]),
+    section("Your notifications", notifications),
     section("Your sessions", own),
     section(
       "Your tokens",

@@ -1,21 +1,30 @@
 // The list of experiments: searched, filtered and ordered by the server, followed as they change.
 
-import { get } from "../core/api.js";
-import { debounced, h, replace } from "../core/dom.js";
+import { get, whoami } from "../core/api.js";
+import { debounced, h, made, replace } from "../core/dom.js";
 import { duration, EXPERIMENT_STATES, money, numeric, relative, state, when } from "../core/format.js";
 import { go, query, setQuery } from "../core/router.js";
 import { empty, failure } from "../core/states.js";
 import { followAll, rarely } from "../core/stream.js";
 import { VirtualTable } from "../core/table.js";
+import { html } from "../vendor/preact.js";
+import { Star, STARRED_FILTER, tagsOf } from "./manage.js";
 import { every, filterInput, runsByState } from "./parts.js";
 import { savedViews } from "./saved.js";
+import { selectedBar } from "./selected.js";
 
 const COST_OF = { cost: one => one.cost?.so_far_usd, rest: one => one.cost?.rest_usd },
   MOST_ORDERED = 2000;
 const READ_AGAIN_MS = 3000,
   TICK_S = 10,
   PAGE = 200,
+  NARROW = "(max-width: 40rem)",
+  CARD_HEIGHT = 72,
+  ROW_HEIGHT = 34,
   KEPT_COLUMNS = "stillhouse-experiment-columns";
+
+/** An experiment's star, for who reads the list. */
+let starOf = _one => null;
 
 const lasted = one => (one.started_s ? (one.ended_s || Date.now() / 1000) - one.started_s : null);
 
@@ -28,7 +37,7 @@ const COLUMNS = [
     width: 220,
     sortable: true,
     first: true,
-    render: one => h("a", { href: `/experiments/${one.id}`, title: one.name }, one.name),
+    render: one => [starOf(one), h("a", { href: `/experiments/${one.id}`, title: one.name }, one.name)],
   },
   { key: "state", title: "state", width: 120, sortable: true, first: true, render: one => state(one.state) },
   {
@@ -45,7 +54,7 @@ const COLUMNS = [
     title: "tags",
     width: 160,
     first: true,
-    render: one => one.tags.map(tag => [h("span", { class: "chip" }, tag), " "]),
+    render: one => tagsOf(one).map(tag => [h("span", { class: "chip" }, tag), " "]),
   },
   {
     key: "created_s",
@@ -145,7 +154,6 @@ export async function show(main, _parameters, { signal }) {
     full = false;
   const note = h("div"),
     pager = h("p", { class: "tools" });
-  const compare = h("a", { class: "button", hidden: true }, "Compare");
   const table = new VirtualTable({
     label: "Experiments",
     columns: chosenColumns(),
@@ -156,12 +164,27 @@ export async function show(main, _parameters, { signal }) {
       table.setSorted(sortedBy(orders));
       changed({ order_by: orders });
     },
-    onSelect: keys => {
-      compare.hidden = keys.size < 2;
-      compare.href = `/compare?ids=${[...keys].join(",")}`;
-      compare.textContent = `Compare ${keys.size}`;
+    onSelect: keys => selection.draw(keys),
+    onSelectAll: all => {
+      table.select(all ? rows.map(one => one.id) : []);
+      selection.draw(table.selected);
     },
   });
+  const who = await whoami();
+  const selection = selectedBar({
+    who,
+    again: () => refresh(),
+    clear: () => {
+      table.select([]);
+      selection.draw(table.selected);
+    },
+  });
+  starOf = one =>
+    made(
+      html`<${Star}
+        ...${{ experiment: one, who, changed: now => table.update(Object.assign(one, { tags: now.tags })) }}
+      />`,
+    );
   const ask = more =>
     get(
       "/experiments",
@@ -263,7 +286,13 @@ export async function show(main, _parameters, { signal }) {
     main,
     h("h1", {}, "Experiments"),
     tools({ changed, refresh, table, signal }),
-    h("p", { class: "tools" }, compare, h("a", { href: "/deleted" }, "Deleted")),
+    h(
+      "p",
+      { class: "tools" },
+      h("a", { href: `/?filter=${encodeURIComponent(STARRED_FILTER)}` }, "Starred"),
+      h("a", { href: "/deleted" }, "Deleted"),
+    ),
+    selection.node,
     note,
     table.node,
     pager,
@@ -301,6 +330,14 @@ export async function show(main, _parameters, { signal }) {
     again,
     signal,
   );
+  const narrow = matchMedia(NARROW);
+  const fit = () => {
+    table.rowHeight = narrow.matches ? CARD_HEIGHT : ROW_HEIGHT;
+    table.redraw();
+  };
+  table.table.classList.add("cards");
+  fit();
+  narrow.addEventListener("change", fit, { signal });
   every(
     TICK_S,
     async () => {

@@ -2,7 +2,6 @@
 
 import { get } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
-import { figure, plotly } from "../core/figure.js";
 import { ENDED } from "../core/format.js";
 import { query, setQuery } from "../core/router.js";
 import { empty, failure, loading } from "../core/states.js";
@@ -134,18 +133,19 @@ export function runLinks(context, runs, most = 8) {
  * Shows figures that follow choices.
  * @param {HTMLElement} panel
  * @param {Object} context of the tab
- * @param {{fields: Object, tools: Function, draw: Function, signal: AbortSignal, below?: Node}} options `tools(view, set, choices)`
- *   returns the controls; `draw(view, area, {signal, set, refresh})` asks and draws; the signal is aborted by the next choice,
+ * @param {{fields: Object, tools: Function, draw: Function, signal: AbortSignal, below?: Node, plots?: boolean}} options
+ *   `plots`: they are Plotly's, whose script is read while the server answers; `tools(view, set, choices)` returns the controls; `draw(view, area, {signal, set, refresh})` asks and draws; the signal is aborted by the next choice,
  *   `refresh` shows the controls anew
- * @returns {Promise<{view: Object, again: Function}>} `again` asks and draws anew with the same choices
+ * @returns {Promise<{view: Object, again: (how?: {quiet?: boolean}) => Promise<void>}>} `again` reads and draws again with the
+ *   same choices; quietly, what is shown is not dimmed meanwhile
  */
-export async function board(panel, context, { fields, tools, draw, signal, below = null }) {
+export async function board(panel, context, { fields, tools, draw, signal, below = null, plots = false }) {
   const view = chosen(fields);
   const area = h("div", { class: "figures" }, loading()),
     bar = h("div", { class: "tools choices" });
   let asked = new AbortController();
   signal.addEventListener("abort", () => asked.abort());
-  plotly().catch(() => {}); // It is read while the server answers.
+  if (plots) import("../core/figure.js").then(({ plotly }) => plotly()).catch(() => {});
   let known = null;
   const refresh = () => {
     const held = focused(bar);
@@ -158,11 +158,11 @@ export async function board(panel, context, { fields, tools, draw, signal, below
     refresh();
     return again();
   };
-  const again = async () => {
+  const again = async ({ quiet = false } = {}) => {
     asked.abort();
     asked = new AbortController();
     const mine = asked.signal;
-    area.setAttribute("aria-busy", "true");
+    if (!quiet) area.setAttribute("aria-busy", "true");
     try {
       await draw(view, area, { signal: mine, set, refresh });
     } catch (error) {
@@ -184,9 +184,9 @@ export async function board(panel, context, { fields, tools, draw, signal, below
   await Promise.all([listed, again()]);
   return {
     view,
-    again: () => {
+    again: how => {
       context.answers?.clear();
-      return again();
+      return again(how);
     },
   };
 }
@@ -206,6 +206,7 @@ export async function drawFigure(
   { signal, options = {}, change = one => one, place = "only" },
 ) {
   const one = change(await ask(context, `figures/${kind}`, parameters, { signal }));
+  const { figure } = await import("../core/figure.js");
   if (signal.aborted) return null;
   const id = `figure-${place}`;
   let container = area.querySelector(`[id="${id}"]`);

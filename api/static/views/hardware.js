@@ -2,7 +2,7 @@
 
 import { get } from "../core/api.js";
 import { h, replace } from "../core/dom.js";
-import { number } from "../core/format.js";
+import { money, number } from "../core/format.js";
 import { query, setQuery } from "../core/router.js";
 import { shortTable } from "./parts.js";
 
@@ -64,7 +64,7 @@ export async function show(main, parameters, { signal }) {
             "wide",
           ],
           ["Kind", one => one.device],
-          ["Price", one => number(one.price_usd_per_hour, "USD/h"), "num"],
+          ["Price", one => `${money(one.price_usd_per_hour)}/h`, "num"],
           ["Power", one => number(one.tdp_w, "W"), "num"],
           ["Memory", one => number(one.memory_gib, "GiB"), "num"],
           ["Bandwidth", one => number(one.bandwidth_gb_s, "GB/s"), "num"],

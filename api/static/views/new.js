@@ -7,6 +7,8 @@ import { go, query, setQuery } from "../core/router.js";
 import { failed, forbidden } from "../core/states.js";
 import { drawAxes, placeOf } from "./new/axes.js";
 import { Editor } from "./new/editor.js";
+import { drawForm } from "./new/form.js";
+import { cutShare, drawData, inspectButton } from "./new/inspect.js";
 import { drawPreview } from "./new/preview.js";
 import { Schema } from "./new/schema.js";
 import { at, outline, written } from "./new/yaml.js";
@@ -69,27 +71,19 @@ export async function show(main, parameters, { signal }) {
   });
   const first = await beginning(examples, signal);
 
-  const help = h("p", { class: "editor-help quiet", "aria-live": "off" }),
+  const form = h("div"),
+    data = h("div", { class: "data", role: "status" }),
+    holds = h("div", { class: "data" }),
+    help = h("p", { class: "editor-help quiet", "aria-live": "off" }),
     problems = h("div", { class: "problems", role: "status" });
   const axes = h("div", { class: "axes" }),
     preview = h("div", { class: "preview", "aria-live": "off" });
   const submits = h("button", { type: "button", class: "primary", disabled: true }, "Submit");
-  let checks = new AbortController(),
+  let lookedAt = null,
+    checks = new AbortController(),
     key = null,
     keyFor = null;
   signal.addEventListener("abort", () => checks.abort());
-
-  /** Changes the text for a chip; the cursor stays where it is, or goes to the first field where that is gone. */
-  function change(start, end, text) {
-    const { scrollTop } = editor.input,
-      label = window.document.activeElement?.getAttribute("aria-label");
-    editor.edit(start, end, text);
-    editor.input.scrollTop = scrollTop;
-    (
-      (label && axes.querySelector(`[aria-label="${CSS.escape(label)}"]`)) ||
-      axes.querySelector("input")
-    )?.focus({ preventScroll: true });
-  }
 
   const editor = new Editor(schema, {
     signal,
@@ -104,25 +98,26 @@ export async function show(main, parameters, { signal }) {
                 ? ` Default: ${one.initial === "" ? "empty" : one.initial}.`
                 : "",
             ]
-          : "Ctrl+Space lists what fits at the cursor.",
+          : null,
       ),
     onChange: text => {
       sessionStorage.setItem(DRAFT, text);
-      if (isStudy(text)) replace(axes, h("p", { class: "quiet" }, "A study: each part has its own."));
-      else drawAxes(axes, { text, root: editor.root, schema, edit: change });
+      const { root } = editor,
+        study = isStudy(text);
+      for (const panel of [form, axes]) panel.hidden = study;
+      if (!study) {
+        drawForm(form, { text, root, schema, write: changed => (editor.value = changed) });
+        drawAxes(axes, { text, root, schema, edit: (...edit) => editor.edit(...edit) });
+      }
       submits.disabled = true;
+      checks.abort(); // What is checked now is no longer the text, and must not let it be submitted.
       check(text);
     },
   });
 
   function showProblems(found) {
-    const lines = new Map(),
-      placed = found.map(one => ({ ...one, ...placeOf(editor.root, editor.value, one) }));
-    for (const one of placed) {
-      const line = editor.lineOf(one.start);
-      lines.set(line, [lines.get(line), one.message].filter(Boolean).join("; "));
-    }
-    editor.mark(lines);
+    const placed = found.map(one => ({ ...one, ...placeOf(editor.root, editor.value, one) }));
+    editor.mark(placed);
     replace(
       problems,
       placed.length
@@ -156,6 +151,31 @@ export async function show(main, parameters, { signal }) {
     );
   }
 
+  /** Shows what the dataset holds; it is read again only when another is named. */
+  async function readData({ path, max_length: longest }, mine) {
+    if (!path || path.startsWith("hub:")) {
+      replace(holds);
+      return;
+    }
+    try {
+      if (path !== lookedAt?.path)
+        lookedAt = {
+          path,
+          found: await send("POST", "/data/inspect", undefined, { signal: mine, parameters: { path } }),
+        };
+      const { found } = lookedAt,
+        cut = cutShare(found.parts, longest);
+      replace(
+        holds,
+        h("h3", {}, `Data: ${path}`),
+        drawData(found),
+        cut ? h("p", { class: "quiet" }, cut) : null,
+      );
+    } catch (error) {
+      if (!mine.aborted) replace(holds, h("p", { class: "quiet" }, `Data: ${error.message}`));
+    }
+  }
+
   const check = debounced(
     async text => {
       checks.abort();
@@ -167,6 +187,7 @@ export async function show(main, parameters, { signal }) {
           preview,
           h("p", { class: "quiet" }, "A study: all its parts are checked when it is submitted."),
         );
+        preview.removeAttribute("aria-busy");
         submits.disabled = false;
         return;
       }
@@ -182,6 +203,7 @@ export async function show(main, parameters, { signal }) {
         if (mine.aborted) return;
         replace(preview, drawPreview(found, { project: valid.spec.project, owner: who.user }));
         submits.disabled = false;
+        await readData(valid.spec.task, mine);
       } catch (error) {
         if (mine.aborted || error.name === "AbortError") return;
         const invalid = error.status === 422 || error.status === 400;
@@ -237,7 +259,7 @@ export async function show(main, parameters, { signal }) {
         const found = examples.find(({ name }) => name === begin.value);
         if (!found) return;
         setQuery({ example: found.name, copy: null });
-        editor.edit(0, editor.value.length, found.text);
+        editor.value = found.text;
         editor.go(0);
       },
     },
@@ -245,7 +267,17 @@ export async function show(main, parameters, { signal }) {
   const copied = query().get("copy");
   replace(
     main,
-    h("div", { class: "head" }, h("h1", {}, "New experiment"), h("div", { class: "tools" }, begin)),
+    h(
+      "div",
+      { class: "head" },
+      h("h1", {}, "New experiment"),
+      h(
+        "div",
+        { class: "tools" },
+        begin,
+        inspectButton(data, { signal, use: text => (editor.value = text) }),
+      ),
+    ),
     copied
       ? h(
           "p",
@@ -255,26 +287,28 @@ export async function show(main, parameters, { signal }) {
           "; change what you want to be different.",
         )
       : null,
+    data,
     h(
       "div",
       { class: "new-page" },
+      h("section", { class: "card pad new-form" }, h("h2", {}, "Common fields"), form),
       h(
         "div",
         { class: "new-text" },
         editor.node,
-        help,
         h(
           "p",
-          { class: "unseen", id: "editor-keys" },
-          "Control and space list what fits; Escape closes the list; Tab leaves the editor.",
+          { class: "editor-keys quiet" },
+          "Ctrl+Space lists completions, Ctrl+F searches, F8 goes to the next problem; Escape, then Tab leaves the editor.",
         ),
+        help,
         problems,
       ),
       h(
         "div",
         { class: "new-side" },
-        h("section", { class: "card pad" }, h("h2", {}, "Axes and seeds"), axes),
-        h("section", { class: "card pad" }, h("h2", {}, "Preview"), preview),
+        h("section", { class: "card pad" }, h("h2", {}, "Axes"), axes),
+        h("section", { class: "card pad" }, h("h2", {}, "Preview"), preview, holds),
         h("p", { class: "actions" }, submits),
       ),
     ),

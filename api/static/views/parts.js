@@ -1,49 +1,52 @@
 // Small parts that several pages share.
 
-import { h, replace } from "../core/dom.js";
+import { h, made, Made } from "../core/dom.js";
 import { count, RUN_STATES } from "../core/format.js";
+import { html } from "../vendor/preact.js";
+
+/** What a cell holds: of `h`, or of preact. */
+const cell = value =>
+  [value].flat(Infinity).some(one => one instanceof Node) ? html`<${Made} nodes=${value} />` : value;
 
 /**
  * A table of few rows.
- * @param {string} caption for people who do not see it
- * @param {Array} columns [title, draw(row), class]
- * @param {Array} rows
- * @param {string} none what to say where there are no rows
+ * @param {Object} properties
+ * @param {string} properties.caption for people who do not see it
+ * @param {Array} properties.columns [title, draw(row), class]
+ * @param {Array} properties.rows
+ * @param {string} [properties.none] what to say where there are no rows
+ * @param {(row: any) => any} [properties.id] tells rows apart that are drawn again
  */
-export function shortTable(caption, columns, rows, none = "None.") {
-  if (!rows.length) return h("p", { class: "quiet" }, none);
-  return h(
-    "div",
-    { class: "card scrolls", tabindex: "0", role: "region", "aria-label": caption },
-    h(
-      "table",
-      {},
-      h("caption", { class: "unseen" }, caption),
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          columns.map(([title, , kind]) =>
-            h("th", { scope: "col", class: kind }, title || h("span", { class: "unseen" }, "Actions")),
-          ),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map(row =>
-          h(
-            "tr",
-            {},
-            columns.map(([, draw, kind]) => h("td", { class: kind }, draw(row))),
-          ),
-        ),
-      ),
-    ),
-  );
+export function ShortTable({ caption, columns, rows, none = "None.", id }) {
+  if (!rows.length) return html`<p class="quiet">${none}</p>`;
+  return html`<div class="card scrolls" tabindex="0" role="region" aria-label=${caption}>
+    <table>
+      <caption class="unseen">
+        ${caption}
+      </caption>
+      <thead>
+        <tr>
+          ${columns.map(
+            ([title, , kind]) =>
+              html`<th scope="col" class=${kind}>${title || html`<span class="unseen">Actions</span>`}</th>`,
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        ${rows.map(
+          row =>
+            html`<tr key=${id?.(row)}>
+              ${columns.map(([, draw, kind]) => html`<td class=${kind}>${cell(draw(row))}</td>`)}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+  </div>`;
 }
+
+/** A table of few rows, as an element; see `ShortTable`. */
+export const shortTable = (caption, columns, rows, none = undefined) =>
+  made(html`<${ShortTable} ...${{ caption, columns, rows, none }} />`);
 
 /** Names and values in a row. */
 export const facts = pairs =>
@@ -64,46 +67,7 @@ export const field = (label, input, hint) =>
 export const tick = (label, name, checked = false) =>
   h("label", {}, h("input", { type: "checkbox", name, checked }), ` ${label}`);
 
-let lists = 0;
-
-/**
- * A field for a filter; while a name or a value is typed, what it may be is offered.
- * @param {string} value
- * @param {(event: any) => void} oninput
- * @param {{names: string[], values: (name: string) => string[]}} words names, and the values of one of them
- * @param {Object} attributes
- */
-export function filterInput(value, oninput, { names, values }, attributes = {}) {
-  const list = h("datalist", { id: `words-${lists++}` });
-  const offer = text => {
-    const [, before, word] = /^(.*?)([\w.]*)$/s.exec(text);
-    const compared = /([\w.]+)\s*(?:!=|[=<>]=?)\s*'?$/.exec(before);
-    const fitting = (compared ? values(compared[1]) : names).filter(
-      one => one.startsWith(word) && one !== word,
-    );
-    replace(
-      list,
-      fitting.slice(0, MOST_OFFERED).map(one => h("option", { value: before + one })),
-    );
-  };
-  return [
-    h("input", {
-      type: "search",
-      value,
-      list: list.id,
-      spellcheck: "false",
-      autocomplete: "off",
-      oninput: event => {
-        offer(event.target.value);
-        oninput(event);
-      },
-      ...attributes,
-    }),
-    list,
-  ];
-}
-
-const MOST_OFFERED = 12;
+export { filterInput } from "./filter.js";
 
 /** A choice of words. */
 export const choice = (name, options, chosen, more = {}) =>

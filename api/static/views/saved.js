@@ -1,4 +1,4 @@
-// The menu of saved views: the list of experiments under a name, for oneself or for a project.
+// The menu of saved views: a table under a name, for oneself or for a project.
 
 import { get, hasRole, hasScope, send, whoami } from "../core/api.js";
 import { ask, confirm, toast } from "../core/dialog.js";
@@ -6,7 +6,7 @@ import { h } from "../core/dom.js";
 import { view as shown } from "../core/states.js";
 import { choice, field } from "./parts.js";
 
-const KEPT = ["filter", "state", "order_by", "columns"];
+const KEPT = ["table", "filter", "state", "order_by", "columns", "group", "baseline", "difference"];
 
 /** What a view keeps of an address, in one order. */
 function kept(parameters) {
@@ -19,13 +19,17 @@ function kept(parameters) {
  * A menu to choose, save, share and delete views.
  * @param {() => URLSearchParams} current what the page shows, with its columns
  * @param {AbortSignal} signal
+ * @param {{table?: string, path?: string}} options which table it is, and where it is shown
  */
-export function savedViews(current, signal) {
+export function savedViews(current, signal, { table = "", path = "/" } = {}) {
   const panel = h("div", { class: "card pad" });
   const menu = h("details", { class: "menu" }, h("summary", { class: "button" }, "Views"), panel);
-  const read = () =>
-    shown(panel, async () => [await whoami(), (await get("/views", {}, { signal })).items], draw, signal);
+  const read = () => shown(panel, async () => [await whoami(), await views()], draw, signal);
 
+  async function views() {
+    const { items } = await get("/views", {}, { signal });
+    return items.filter(one => (new URLSearchParams(one.query).get("table") || "") === table);
+  }
   async function projects(who) {
     const { items } = await get("/projects", {}, { signal });
     return items.filter(one => !one.archived_s && hasRole(who, one.name, "member")).map(one => one.name);
@@ -70,7 +74,7 @@ export function savedViews(current, signal) {
     if (
       !(await confirm(
         `Delete the view ${one.name}?`,
-        `The experiments stay as they are.${others}`,
+        `What it lists stays as it is.${others}`,
         "Delete the view",
       ))
     )
@@ -93,7 +97,11 @@ export function savedViews(current, signal) {
       return h(
         "li",
         {},
-        h("a", { href: `/?${one.query}`, "aria-current": one.query === here ? "true" : null }, one.name),
+        h(
+          "a",
+          { href: `${path}?${one.query}`, "aria-current": one.query === here ? "true" : null },
+          one.name,
+        ),
         whose ? h("span", { class: "quiet" }, ` ${whose}`) : null,
         h(
           "span",
@@ -130,23 +138,5 @@ export function savedViews(current, signal) {
   menu.addEventListener("toggle", () => {
     if (menu.open) read();
   });
-  menu.addEventListener("keydown", event => {
-    if (event.key === "Escape" && menu.open) {
-      menu.open = false;
-      menu.querySelector("summary").focus();
-    }
-  });
-  document.addEventListener(
-    "click",
-    event => {
-      if (
-        menu.open &&
-        !menu.contains(/** @type {Node} */ (event.target)) &&
-        !(/** @type {Element} */ (event.target).closest("dialog"))
-      )
-        menu.open = false;
-    },
-    { signal },
-  );
   return menu;
 }

@@ -1,7 +1,8 @@
 // When what waits will start, behind whom, and what decides about it.
 
-import { h } from "../core/dom.js";
+import { h, Made } from "../core/dom.js";
 import { money, percent, when } from "../core/format.js";
+import { html } from "../vendor/preact.js";
 
 /** @type {[number, string][]} */
 const UNITS = [
@@ -33,33 +34,27 @@ export function startsIn(start) {
 }
 
 const standing = (who, of) =>
-  h(
-    "p",
-    {},
-    `${who}: score ${of.score.toFixed(2)} (the lowest goes first). Holds devices of ${money(of.held_usd_per_hour)} an hour and is entitled to ${money(of.entitled_usd_per_hour)}; `,
-    `has had ${percent(of.used_part)} of recent use and is entitled to ${percent(of.entitled_part)}, with weight ${of.weight}.`,
-  );
+  html`<p>
+    ${who}: score ${of.score.toFixed(2)} (the lowest goes first). Holds devices of ${money(of.held_usd_per_hour)} an
+    hour and is entitled to ${money(of.entitled_usd_per_hour)}; has had ${percent(of.used_part)} of recent use and is
+    entitled to ${percent(of.entitled_part)}, with weight ${of.weight}.
+  </p>`;
 
 /** Why it waits, and on request its place, its scores and who is ahead. */
-export function whyItWaits(reason, start, owner, project) {
+export function WhyItWaits({ reason, start, owner, project }) {
   if (!start) return reason;
   const ahead = start.place - 1;
-  return h(
-    "details",
-    {},
-    h("summary", {}, reason),
-    h(
-      "p",
-      {},
-      `${start.reason}. `,
-      ahead
-        ? `${ahead} ${ahead === 1 ? "is" : "are"} ahead for these devices${start.ahead.length ? ": " : "."}`
-        : "It is next in line for these devices.",
-      start.ahead.map((id, place) => [place ? ", " : "", h("a", { href: `/experiments/${id}` }, id)]),
-      start.ahead.length && ahead > start.ahead.length ? " and others." : "",
-    ),
-    standing(`Project ${project}`, start.project),
-    standing(`${owner} inside it`, start.user),
-    h("p", { class: "quiet" }, "Forecast ", when(start.at_s)),
-  );
+  const place = ahead
+    ? `${ahead} ${ahead === 1 ? "is" : "are"} ahead for these devices${start.ahead.length ? ": " : "."}`
+    : "It is next in line for these devices.";
+  return html`<details>
+    <summary>${reason}</summary>
+    <p>
+      ${start.reason}. ${place}
+      ${start.ahead.map((id, index) => [index ? ", " : "", html`<a href=${`/experiments/${id}`}>${id}</a>`])}
+      ${start.ahead.length && ahead > start.ahead.length ? " and others." : ""}
+    </p>
+    ${standing(`Project ${project}`, start.project)} ${standing(`${owner} inside it`, start.user)}
+    <p class="quiet">Forecast <${Made} nodes=${when(start.at_s)} /></p>
+  </details>`;
 }

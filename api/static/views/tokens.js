@@ -84,6 +84,37 @@ export async function drawTokens(panel, who, { everyone = false, signal }) {
   return read;
 }
 
+/** Shows a secret this once, to be copied. */
+export async function showSecret(title, text, about = "") {
+  const secret = h("input", {
+    name: "secret",
+    value: text,
+    readonly: true,
+    class: "mono",
+    "aria-label": title,
+  });
+  await ask(
+    title,
+    [
+      h("p", {}, `${about} Copy it now; it is not shown again.`.trim()),
+      secret,
+      h(
+        "button",
+        {
+          type: "button",
+          onclick: async () => {
+            secret.select();
+            await navigator.clipboard?.writeText(text);
+            toast("Copied");
+          },
+        },
+        "Copy",
+      ),
+    ],
+    { action: "Done" },
+  );
+}
+
 /** Asks what a token shall be, creates it, and shows its secret this once. */
 export async function createToken(who, projects) {
   const scopes = SCOPES.filter(([scope]) => hasScope(who, scope)),
@@ -124,33 +155,7 @@ export async function createToken(who, projects) {
     },
   );
   if (!made) return null;
-  const secret = h("input", {
-    name: "secret",
-    value: made.secret,
-    readonly: true,
-    class: "mono",
-    "aria-label": "Secret of the token",
-  });
-  await ask(
-    `Token ${made.name}`,
-    [
-      h("p", {}, "Copy it now; it is not shown again."),
-      secret,
-      h(
-        "button",
-        {
-          type: "button",
-          onclick: async () => {
-            secret.select();
-            await navigator.clipboard?.writeText(made.secret);
-            toast("Copied");
-          },
-        },
-        "Copy",
-      ),
-    ],
-    { action: "Done" },
-  );
+  await showSecret(`Token ${made.name}`, made.secret);
   return made;
 }
 

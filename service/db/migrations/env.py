@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from alembic import context
 
 context.configure(connection=context.config.attributes["connection"], transaction_per_migration=False)

@@ -1,7 +1,5 @@
 """Plots of answers: the trade-off and its frontier, effects of axes, scores, confusion. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -30,14 +28,10 @@ from service.output.plots.plot import (
     word,
 )
 
-COSTS = ("total_time_s", "cost_usd", "energy_kwh")
-"""What a report draws accuracy against."""
-MOST_SCORED = 40
-"""Configurations whose scores are drawn."""
-_MOST_LINKED = 200
-"""Runs of a configuration that a point of the trade-off names: as many as a filter takes."""
-KIND = "parallel"
-"""`type` of the trace."""
+COSTS = ("total_time_s", "cost_usd", "energy_kwh")  # What a report draws accuracy against
+MOST_SCORED = 40  # Configurations whose scores are drawn
+_MOST_LINKED = 200  # Runs of a configuration that a point of the trade-off names: as many as a filter takes
+KIND = "parallel"  # `type` of the trace
 
 
 def runs_by_label(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -76,13 +70,39 @@ def trade_off(
         }
     ]  # fmt: skip
     third = drawn[2] if len(drawn) > 2 else None
+
+    def points(shown: Sequence[FrontierMember], name: str, colour: str, symbol: str, *, first: bool) -> Trace:
+        marker: dict[str, Any] = {"color": colour, "symbol": symbol, "size": 10}
+        more = ""
+        if third is not None:
+            scale = scales[third]
+            marker |= {
+                "color": rounded(member.values[third] * scale.factor for member in shown),
+                "coloraxis": "coloraxis",
+                "line": {"width": 1.5, "color": colour},
+            }
+            more = f"<br>%{{marker.color:.4g}} {scale.unit or title(third)}"
+        return {
+            "type": "scatter",
+            "x": [member.values[across] * scales[across].factor for member in shown],
+            "y": [member.values[up] * scales[up].factor for member in shown],
+            "text": [point_text(member.point) or "the only configuration" for member in shown],
+            "customdata": [list(runs.get(member.label, ()))[:_MOST_LINKED] for member in shown],
+            "mode": "markers",
+            "marker": marker,
+            "name": name,
+            "hovertemplate": f"%{{text}}<br>%{{x:.4g}} {scales[across].unit}<br>%{{y:.4f}} {scales[up].unit}"
+            f"{more}<extra></extra>",
+            "meta": {"part": "points", "frontier": first},
+        }
+
     for on_frontier, name, colour, symbol in (
         (True, "on the frontier" + (" of all metrics" if judged_by_all else ""), PALETTE[0], SYMBOLS[0]),
         (False, "dominated", PALETTE[1], SYMBOLS[5]),
     ):
         shown = [member for member in everything if (member.label in members) is on_frontier]
         if shown:
-            data.append(_points(shown, drawn, scales, runs, name, colour, symbol, first=on_frontier))
+            data.append(points(shown, name, colour, symbol, first=on_frontier))
     ways = {(1.0, 1.0): "Up and left", (-1.0, 1.0): "Up and right",
             (1.0, -1.0): "Down and left", (-1.0, -1.0): "Down and right"}  # fmt: skip
     caption = (
@@ -108,43 +128,6 @@ def trade_off(
 
 def _scaled(name: str, scale: Scale) -> str:
     return f"{title(name)} ({scale.unit})" if scale.unit else axis_title(name)
-
-
-def _points(
-    shown: Sequence[FrontierMember],
-    drawn: Sequence[str],
-    scales: Mapping[str, Scale],
-    runs: Mapping[str, Sequence[int]],
-    name: str,
-    colour: str,
-    symbol: str,
-    *,
-    first: bool,
-) -> Trace:
-    across, up = drawn[:2]
-    marker: dict[str, Any] = {"color": colour, "symbol": symbol, "size": 10}
-    more = ""
-    if len(drawn) > 2:
-        scale = scales[drawn[2]]
-        marker |= {
-            "color": rounded(member.values[drawn[2]] * scale.factor for member in shown),
-            "coloraxis": "coloraxis",
-            "line": {"width": 1.5, "color": colour},
-        }
-        more = f"<br>%{{marker.color:.4g}} {scale.unit or title(drawn[2])}"
-    return {
-        "type": "scatter",
-        "x": [member.values[across] * scales[across].factor for member in shown],
-        "y": [member.values[up] * scales[up].factor for member in shown],
-        "text": [point_text(member.point) or "the only configuration" for member in shown],
-        "customdata": [list(runs.get(member.label, ()))[:_MOST_LINKED] for member in shown],
-        "mode": "markers",
-        "marker": marker,
-        "name": name,
-        "hovertemplate": f"%{{text}}<br>%{{x:.4g}} {scales[across].unit}<br>%{{y:.4f}} {scales[up].unit}"
-        f"{more}<extra></extra>",
-        "meta": {"part": "points", "frontier": first},
-    }
 
 
 def _edge(points: Sequence[tuple[float, float]], signs: tuple[float, float]) -> list[tuple[float, float]]:
@@ -289,7 +272,7 @@ def parallel(
         dimensions.append(
             {
                 "name": metric.name,
-                "label": f"{title(metric.name)} ({scale.unit})" if scale.unit else axis_title(metric.name),
+                "label": _scaled(metric.name, scale),
                 "values": rounded_or_gap(value * scale.factor for value in values),
                 "ticks": None,
                 "better": metric.better,

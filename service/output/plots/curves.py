@@ -3,8 +3,6 @@
 The legend always says over how many seeds a mean is, and what the band is.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any
 from service.analysis.answers import AnalysisError, BadQuestion, Selection
 from service.analysis.ranking import label_of
 from service.analysis.run_table import with_their_differences
-from service.domain.formats import point_text, replicate_text, scale_for
+from service.domain.formats import point_text, replicate_text, scale_for, title
 from service.domain.neighbours import disturbances
 from service.domain.records import Run
 from service.domain.states import RunState
@@ -25,6 +23,8 @@ from service.output.plots.plot import (
     SYMBOLS,
     Band,
     By,
+    Chart,
+    Line,
     Options,
     Plot,
     Trace,
@@ -47,14 +47,10 @@ _MOST_RUNS_SHOWN = 50
 _MOST_RUNS_READ = 600
 _MOST_POINTS, _FEWEST_EACH, _MOST_EACH = 20_000, 40, 200
 """Points of a figure, and of one curve: what a plot of some 1,000 pixels can show."""
-_MOST_DETAILED = 12
-"""Single runs around which the range of each bucket is drawn."""
-_MOST_FAINT = 40
-"""Curves that are drawn a second time as they are measured when they are smoothed."""
-_MOST_NAMED = 16
-"""Curves that the legend names."""
-_FEW_POINTS = 8
-"""Points of a curve that are marked one by one."""
+_MOST_DETAILED = 12  # Single runs around which the range of each bucket is drawn
+_MOST_WIDE = 40  # Curves that are drawn with wide lines
+_MOST_NAMED = 16  # Curves that the legend names
+_FEW_POINTS = 8  # Points of a curve that are marked one by one
 Place = Callable[[Run, Bucket], float | None]
 _OVER = {
     XAxis.step: "steps",
@@ -202,43 +198,48 @@ def _axis(
     return place, scale.unit, scale.factor
 
 
-def draw(curve_set: CurveSet, options: Options) -> Plot:
+def lines(curve_set: CurveSet, options: Options) -> Chart:
+    """Returns the curves as numbers, as they are measured."""
     single = options.by is By.run
-    drawn = sum(map(len, curve_set.curves.values())) if single else len(curve_set.curves)
-    data = [*(_runs(curve_set, options) if single else _cells(curve_set, options))]
-    count = sum(map(len, curve_set.curves.values()))
+    found = [*(_runs(curve_set) if single else _cells(curve_set, options.band))]
     what = (
         "one line per run"
         if single
         else f"mean over seeds (n), with {_BANDS[options.band]} if there are two or more seeds"
     )
-    smoothed = (
-        f" Smoothed: exponentially weighted mean over the drawn points, weight {options.smooth:g} on what "
-        "came before" + ("; faint lines are as measured." if drawn <= _MOST_FAINT else ".")
-        if options.smooth
-        else ""
+    return Chart(
+        curve_set.metric,
+        title(curve_set.metric),
+        f"{capitalised(curve_set.metric)} over {_OVER[options.x]}: {what}.",
+        f"{'step' if options.x is XAxis.step else options.x} ({curve_set.unit})",
+        axis_title(curve_set.metric),
+        found,
+        " ".join(_notes(curve_set, single=single)),
     )
-    names = [trace["name"] for trace in data if trace.get("showlegend", True)]
-    x_title = f"{'step' if options.x is XAxis.step else options.x} ({curve_set.unit})"
+
+
+def draw(chart: Chart, options: Options) -> Plot:
+    count, note = len(chart.lines), chart.note
+    named = count <= _MOST_NAMED
+    if options.by is By.run and not named:
+        note = f"{note} Hover over a line for its run.".strip()
     shape = with_legend(
-        layout(x_title, axis_title(curve_set.metric), height=380), names if len(names) <= _MOST_NAMED else []
+        layout(chart.x_title, chart.y_title, height=380), [line.name for line in chart.lines] if named else []
     )
     shape["hoverlabel"] = {"namelength": -1}
-    if len(names) > _MOST_NAMED:
+    if not named:
         shape["showlegend"] = False
-    return Plot(
-        f"curve-{word(curve_set.metric)}",
-        f"{capitalised(curve_set.metric)} over {_OVER[options.x]}: {what}.{smoothed}",
-        data,
-        shape,
-        " ".join(_notes(curve_set, drawn, count, single=single)),
-    )
+    width = 2 if count <= _MOST_WIDE else 1
+    traces = [trace for number, line in enumerate(chart.lines) for trace in _traces(line, number, width)]
+    return Plot(f"curve-{word(chart.metric)}", chart.caption, traces, shape, note)
 
 
-def _notes(curve_set: CurveSet, drawn: int, count: int, *, single: bool) -> Iterator[str]:
-    lines = "runs" if single else "configurations"
+def _notes(curve_set: CurveSet, *, single: bool) -> Iterator[str]:
+    what = "runs" if single else "configurations"
+    count = sum(map(len, curve_set.curves.values()))
+    drawn = count if single else len(curve_set.curves)
     if curve_set.chosen < curve_set.of:
-        yield f"The first {curve_set.chosen:,} of {curve_set.of:,} {lines}."
+        yield f"The first {curve_set.chosen:,} of {curve_set.of:,} {what}."
     if drawn < curve_set.wanted and not curve_set.cut and not curve_set.without_x:
         yield f"{curve_set.wanted - drawn:,} of them have no {curve_set.metric}."
     if curve_set.cut:
@@ -250,26 +251,25 @@ def _notes(curve_set: CurveSet, drawn: int, count: int, *, single: bool) -> Iter
         yield f"Each point is the {value} over {curve_set.width:,} steps."
     if curve_set.without_x:
         yield f"Left out, because their place on the axis is not known yet: {curve_set.without_x:,} runs."
-    if single and drawn > _MOST_NAMED:
-        yield "Hover over a line for its run; lines of one configuration share a colour."
 
 
-def _cells(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
+def _cells(curve_set: CurveSet, band: Band) -> Iterator[Line]:
     for number, curves in enumerate(curve_set.curves.values()):
-        x, y, low, high = _mean(curves, options.band)
+        x, y, low, high = _mean(curves, band)
         if not x:
             continue
-        name = point_text(curves[0].run.point) or "all runs"
         several = low != high
-        band = f", {_BANDS_IN_SHORT[options.band]}" if several else ""
-        runs = [curve.run.id for curve in curves]
         seeds = len({curve.run.seed for curve in curves})
-        line = _Line(number, f"{name} (n={seeds}{band})", f"cell-{number}", runs)
-        if several:
-            yield line.band(x, _smoothed(low, options.smooth), _smoothed(high, options.smooth))
-        if options.smooth and len(curve_set.curves) <= _MOST_FAINT:
-            yield line.faint(x, y)
-        yield line.line(x, _smoothed(y, options.smooth))
+        name = point_text(curves[0].run.point) or "all runs"
+        yield Line(
+            f"{name} (n={seeds}{f', {_BANDS_IN_SHORT[band]}' if several else ''})",
+            number,
+            [curve.run.id for curve in curves],
+            rounded(x),
+            rounded_or_gap(y),
+            rounded_or_gap(low) if several else [],
+            rounded_or_gap(high) if several else [],
+        )
 
 
 def _mean(curves: Sequence[Curve], band: Band) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -301,84 +301,53 @@ def _mean(curves: Sequence[Curve], band: Band) -> tuple[list[float], list[float]
     return x_means, means, [low for low, _ in ends], [high for _, high in ends]
 
 
-def _runs(curve_set: CurveSet, options: Options) -> Iterator[Trace]:
+def _runs(curve_set: CurveSet) -> Iterator[Line]:
     count = sum(map(len, curve_set.curves.values()))
-    several = count > len(curve_set.curves)
+    alone = len({curve.run.experiment_id for curves in curve_set.curves.values() for curve in curves}) == 1
     number = -1
-    for at, curves in enumerate(curve_set.curves.values()):
+    for curves in curve_set.curves.values():
         for curve in curves:
             number += 1
-            name = f"run:{curve.run.id} {replicate_text(curve.run)}"
-            # Runs of a configuration share its colour where there are many.
-            colour = at if several and count > len(PALETTE) else number
-            line = _Line(colour, name, f"run-{curve.run.id}", [curve.run.id], width=2 if count <= 40 else 1)
-            values = [bucket.mean for bucket in curve.buckets]
-            if curve_set.width > 1 and count <= _MOST_DETAILED:
-                known = [
-                    (x, bucket.low, bucket.high)
-                    for x, bucket in zip(curve.x, curve.buckets, strict=True)
-                    if bucket.low is not None and bucket.high is not None
-                ]
-                if any(low < high for _, low, high in known):
-                    yield line.band(*map(list, zip(*known, strict=True)))
-            if options.smooth and count <= _MOST_FAINT:
-                yield line.faint(curve.x, values)
-            yield line.line(curve.x, _smoothed(values, options.smooth))
+            # Where a value stands for several, a few lines have room for its range.
+            low = [bucket.low for bucket in curve.buckets]
+            high = [bucket.high for bucket in curve.buckets]
+            ranged = curve_set.width > 1 and count <= _MOST_DETAILED and low != high
+            yield Line(
+                f"run:{curve.run.id} {replicate_text(curve.run)}",
+                # In one experiment a run has the line that the table of runs shows, whatever else is drawn.
+                curve.run.index if alone else number,
+                [curve.run.id],
+                rounded(curve.x),
+                rounded_or_gap(bucket.mean for bucket in curve.buckets),
+                rounded_or_gap(low) if ranged else [],
+                rounded_or_gap(high) if ranged else [],
+            )
 
 
-def _smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
-    """Exponentially weighted mean of each value and those before it, without a bias to the start."""
-    if not weight:
-        return list(values)
-    means: list[float | None] = []
-    total = norm = 0.0
-    for value in values:
-        if value is None or not math.isfinite(value):
-            means.append(None)
-            continue
-        total = weight * total + (1 - weight) * value
-        norm = weight * norm + (1 - weight)
-        means.append(total / norm)
-    return means
+def _traces(line: Line, number: int, width: int) -> Iterator[Trace]:
+    colour = PALETTE[line.colour % len(PALETTE)]
 
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    number: int
-    name: str
-    group: str
-    runs: list[int]
-    width: int = 2
-
-    @property
-    def _colour(self) -> str:
-        return PALETTE[self.number % len(PALETTE)]
-
-    def _trace(self, part: str, x: Sequence[float], y: Sequence[float | None], **style: Any) -> Trace:
+    def trace(part: str, x: Sequence[float], y: Sequence[float | None], **style: Any) -> Trace:
         return {
             "type": "scatter",
-            "x": rounded(x),
-            "y": rounded_or_gap(y),
+            "x": x,
+            "y": y,
             "mode": "lines",
-            "name": self.name,
-            "legendgroup": self.group,
-            "meta": {"part": part, "runs": self.runs},
-            **({} if part == "line" else {"showlegend": False, "hoverinfo": "skip"}),
+            "name": line.name,
+            "legendgroup": f"line-{number}",
+            "meta": {"part": part, "runs": line.runs},
             **style,
         }
 
-    def line(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
-        dash = DASHES[self.number // len(PALETTE) % len(DASHES)]
-        trace = self._trace("line", x, y, line={"color": self._colour, "width": self.width, "dash": dash})
-        if len(x) <= _FEW_POINTS:
-            marker = {"symbol": SYMBOLS[self.number % len(SYMBOLS)], "size": 7}
-            trace |= {"mode": "lines+markers", "marker": marker}
-        return trace
-
-    def band(self, x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None]) -> Trace:
-        around = ([*x, *reversed(x)], [*high, *reversed(low)])
-        return self._trace("band", *around, fill="toself", fillcolor=faded(self._colour), line={"width": 0})
-
-    def faint(self, x: Sequence[float], y: Sequence[float | None]) -> Trace:
-        """The line as measured, behind the smoothed one."""
-        return self._trace("measured", x, y, line={"color": faded(self._colour, 0.3), "width": 1})
+    known = [of for of in zip(line.x, line.low, line.high, strict=False) if None not in of]
+    if known:
+        x, low, high = map(list, zip(*known, strict=True))
+        style = {"fill": "toself", "fillcolor": faded(colour), "line": {"width": 0}}
+        quiet = {"showlegend": False, "hoverinfo": "skip"}
+        yield trace("band", x + x[::-1], high + low[::-1], **style, **quiet)
+    dash = DASHES[line.colour // len(PALETTE) % len(DASHES)]
+    drawn = trace("line", line.x, line.y, line={"color": colour, "width": width, "dash": dash})
+    if len(line.x) <= _FEW_POINTS:
+        marker = {"symbol": SYMBOLS[line.colour % len(SYMBOLS)], "size": 7}
+        drawn |= {"mode": "lines+markers", "marker": marker}
+    yield drawn

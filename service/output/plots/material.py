@@ -4,8 +4,6 @@ The report and the API make one `Material` per document or request, so that curv
 trade-off no points.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from service.analysis.answers import (
-    EVERYTHING,
-    AnalysisError,
-    EffectsAnswer,
-    FrontierAnswer,
-    Recommendation,
-    Selection,
-)
+from service.analysis import answers
 from service.analysis.question import Question
 from service.analysis.ranking import label_of
 from service.analysis.run_table import RunTable, UnitScores, no_scores, read_run_table
@@ -43,8 +34,7 @@ CURVES = (
     "near_zero_pct",
 )
 """Points that a report draws over steps, where runs have them."""
-MOST_TRACED = 8
-"""Most runs of which a report draws a step."""
+MOST_TRACED = 8  # Most runs of which a report draws a step
 TIME_PARTS = (
     "setup_time_s", "data_wait_time_s", "forward_time_s", "backward_time_s", "bubble_time_s",
     "optimizer_time_s", "communication_time_s", "checkpoint_time_s", "validation_time_s", "test_time_s",
@@ -70,7 +60,7 @@ class ByLabel:
 def answered(ask: Callable[[], Answer]) -> Answer | Unanswered:
     try:
         return ask()
-    except AnalysisError as error:
+    except answers.AnalysisError as error:
         return Unanswered(str(error))
 
 
@@ -81,7 +71,7 @@ class Material:
         self,
         store: Store,
         experiment_ids: Sequence[int],
-        selection: Selection = EVERYTHING,
+        selection: answers.Selection = answers.EVERYTHING,
         *,
         traced: Callable[[Run], TracedStep | None] = lambda run: None,
         unit_scores: UnitScores = no_scores,
@@ -93,7 +83,7 @@ class Material:
         self.selection = selection
         self.made_at_s = time.time() if made_at_s is None else made_at_s
         self._traced, self._unit_scores, self._label_counts = traced, unit_scores, label_counts
-        self._frontiers: dict[tuple[str, ...], FrontierAnswer] = {}
+        self._frontiers: dict[tuple[str, ...], answers.FrontierAnswer] = {}
 
     @cached_property
     def run_table(self) -> RunTable:
@@ -104,18 +94,18 @@ class Material:
         return Question(self.run_table)
 
     @cached_property
-    def recommendation(self) -> Recommendation | Unanswered:
+    def recommendation(self) -> answers.Recommendation | Unanswered:
         """Also for each hardware, where it is an axis of its own."""
         several = len({run.point.get("hardware") for run in self.run_table.runs}) > 1
         question = self.question  # Raises: nothing can be answered of runs that cannot be compared.
         return answered(lambda: question.recommend(per="hardware" if several else None))
 
     @cached_property
-    def effects(self) -> EffectsAnswer | Unanswered:
+    def effects(self) -> answers.EffectsAnswer | Unanswered:
         """On the metrics of the project's question."""
         return answered(self.question.effects)
 
-    def frontier(self, metrics: Sequence[str] = ()) -> FrontierAnswer:
+    def frontier(self, metrics: Sequence[str] = ()) -> answers.FrontierAnswer:
         key = tuple(metrics)
         if key not in self._frontiers:
             self._frontiers[key] = self.question.frontier(metrics=key)

@@ -1,12 +1,10 @@
 """What all plots share: colours, layout, names of axes; and the records that the API declares. Pure.
 
-Colours are Okabe and Ito's, which can be told apart with any common form of colour blindness; past eight
-series, dashes and symbols distinguish repeated colours. Text, grid and background take the page's colours
+The first colours are Okabe and Ito's, which can be told apart with any common form of colour blindness; past
+sixteen series, dashes distinguish repeated colours. Text, grid and background take the page's colours
 when shown, so that one plot serves light, dark and print. Traces are of kinds that plotly draws as SVG:
 WebGL and parallel coordinates need `eval`, which the page forbids.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +17,16 @@ from service.domain.formats import title
 from service.domain.serialization import Serializable
 from trainers.metrics import DECLARED, SCORES, Better
 
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#9467BD")
+PALETTE = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#9467BD",
+    "#A65628", "#66A61E", "#E7298A", "#17A2A8", "#B59B00", "#7A68FF", "#E06C75", "#4C7F5F",
+)  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
 Trace = dict[str, Any]
 Layout = dict[str, Any]
-MOST_CURVES = 400
-"""Most curves of one figure."""
+MOST_CURVES = 400  # Most curves of one figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,40 @@ class Plot(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class Line(Serializable):
+    """One line of a chart: the mean of a configuration over its seeds, or a run."""
+
+    name: str  # What the legend calls it
+    colour: int  # Place of its colour in the palette, from 0; runs of a configuration may share one
+    runs: list[int]  # Ids of its runs
+    x: list[float]  # Places on the axis, in order
+    y: list[float | None]  # Values there; null = not a number
+    low: list[float | None]  # Lower ends of the band around it; empty = no band
+    high: list[float | None]  # Upper ends of the band
+
+
+@dataclass(frozen=True, slots=True)
+class Chart(Serializable):
+    """Lines of one metric, as they are measured."""
+
+    metric: str  # Name of the metric
+    title: str  # Its name as headings show it
+    caption: str  # What it shows and how to read it
+    x_title: str  # Title of the horizontal axis, with its unit
+    y_title: str  # Title of the vertical axis, with its unit
+    lines: list[Line]  # In grid order
+    note: str = ""  # What is left out or averaged; empty = nothing
+
+
+class Form(StrEnum):
+    """What a kind of figure is made of."""
+
+    lines = "lines"  # Lines, which `/curves` returns as numbers
+    traces = "traces"  # Traces of plotly
+    axes = "axes"  # Parallel axes, which the page draws itself
+
+
+@dataclass(frozen=True, slots=True)
 class PlotInfo(Serializable):
     """A kind of figure, as the API lists it."""
 
@@ -48,6 +82,7 @@ class PlotInfo(Serializable):
     title: str  # Heading of the figure
     about: str  # What it answers, in one sentence
     reads: tuple[str, ...]  # Parameters that change it; it refuses others
+    form: Form  # lines, traces or axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +218,6 @@ class Options:
     x: XAxis = XAxis.step
     by: By | None = None  # What a line or a point stands for; None = the kind's own choice
     band: Band = Band.sd
-    smooth: float = 0.0  # Weight of earlier values in the exponentially weighted mean; 0 = as measured
     max_curves: int | None = None  # Most lines; None = the kind's own choice
     unfinished: bool = True  # Include runs that have not ended, or not well
     strategy: str | None = None  # Named weighting of scores

@@ -4,8 +4,6 @@ A new kind is one function that draws a plot, registered with its name, the opti
 which of its plots a report has.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,12 +17,22 @@ from service.domain.formats import point_text, replicate_text, title
 from service.domain.metrics import better_of
 from service.output.plots import answers, curves, times
 from service.output.plots.material import CURVES, Material, Unanswered
-from service.output.plots.plot import By, Choices, Drawable, Options, Plot, PlotInfo, unit_of
+from service.output.plots.plot import (
+    By,
+    Chart,
+    Choices,
+    Drawable,
+    Form,
+    Options,
+    Plot,
+    PlotInfo,
+    axis_title,
+    unit_of,
+)
 from service.store import Store
 
-_MOST_LINES = 10_000
-"""Most lines of parallel coordinates."""
-
+MOST_CHARTS = 4  # Most charts of metrics that no one chose
+_MOST_LINES = 10_000  # Most lines of parallel coordinates
 
 Draw = Callable[[Material, Options], Plot]
 OfReport = Callable[[Material], Iterable[Options]]
@@ -37,16 +45,20 @@ class PlotKind:
     of_report: OfReport  # Options of each plot of this kind in a report
 
 
-FIGURES: dict[str, PlotKind] = {}
-"""By id, in the order of the report."""
+FIGURES: dict[str, PlotKind] = {}  # By id, in the order of the report
 
 
 def _kind(
-    id: str, title: str, about: str, reads: tuple[str, ...] = (), of_report: OfReport = lambda material: ()
+    id: str,
+    title: str,
+    about: str,
+    reads: tuple[str, ...] = (),
+    of_report: OfReport = lambda material: (),
+    form: Form = Form.traces,
 ) -> Callable[[Draw], Draw]:
 
     def register(draw: Draw) -> Draw:
-        FIGURES[id] = PlotKind(PlotInfo(id, title, about, reads), draw, of_report)
+        FIGURES[id] = PlotKind(PlotInfo(id, title, about, reads, form), draw, of_report)
         return draw
 
     return register
@@ -60,16 +72,42 @@ def _once(material: Material) -> Iterable[Options]:
     "curve",
     "Curves",
     "How a metric develops over steps, time, tokens, cost or energy.",
-    ("metric", "x", "by", "band", "smooth", "max_curves", "unfinished"),
+    ("metric", "x", "by", "band", "max_curves", "unfinished"),
     lambda material: [
         Options(metric=(name,), unfinished=False) for name in CURVES if name in material.point_names
     ],
+    Form.lines,
 )
 def _curve(material: Material, options: Options) -> Plot:
+    return curves.draw(chart(material, options), options)
+
+
+def chart(material: Material, options: Options) -> Chart:
+    """Returns the curves of one metric as numbers; of the first that a report draws if none is named."""
     if not options.metric and (names := material.point_names):
         first = next((name for name in CURVES if name in names), names[0])
         options = replace(options, metric=(first,))
-    return curves.draw(material.curves(options), options)
+    return curves.lines(material.curves(options), options)
+
+
+def charts(material: Material, metrics: Sequence[str], options: Options) -> list[Chart]:
+    """Returns a chart for each metric, by default for the first of a report's.
+
+    Raises `AnalysisError` if none has lines.
+    """
+    names = material.point_names
+    chosen = metrics or ([name for name in CURVES if name in names] or names)[:MOST_CHARTS]
+    found: list[Chart] = []
+    missing: AnalysisError | None = None if chosen else AnalysisError("no run has reported a point yet")
+    for name in dict.fromkeys(chosen):
+        try:
+            found.append(chart(material, replace(options, metric=(name,))))
+        except AnalysisError as error:
+            missing = error
+            found.append(Chart(name, title(name), "", "", axis_title(name), [], str(error)))
+    if missing and not any(chart.lines for chart in found):
+        raise missing
+    return found
 
 
 def _report_trade_offs(material: Material) -> Iterator[Options]:
@@ -128,7 +166,13 @@ def _effect(material: Material, options: Options) -> Plot:
     return answers.effect((known or material.question.effects(metrics=options.metric).items)[0])
 
 
-@_kind("parallel", "Parallel coordinates", "Axes and figures of every run side by side.", ("metric", "by"))
+@_kind(
+    "parallel",
+    "Parallel coordinates",
+    "Axes and figures of every run side by side.",
+    ("metric", "by"),
+    form=Form.axes,
+)
 def _parallel(material: Material, options: Options) -> Plot:
     question, table = material.question, material.run_table
     metrics = list(

@@ -1,7 +1,5 @@
 """Where time and money went: parts of a run's time, when runs ran, one step, the charges. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +13,7 @@ from service.output.plots.material import TIME_PARTS
 from service.output.plots.plot import PALETTE, Plot, Trace, bar_layout, bars, layout, rounded, with_legend
 from service.output.run_files import TracedStep
 
-MOST_BARS = 100
-"""Configurations, or runs, that one figure has a bar for."""
+MOST_BARS = 100  # Configurations, or runs, that one figure has a bar for
 _STATES = {
     "succeeded": PALETTE[2],
     "stopped": PALETTE[1],
@@ -37,16 +34,14 @@ _PHASES = {
     "profiling": PALETTE[2],
 }
 """Colours of a run's phases, those of a step first, in the order of a step's legend."""
-_HATCHED = ("validation", "test", "profiling")
-"""That share their colour with another phase."""
+_HATCHED = ("validation", "test", "profiling")  # That share their colour with another phase
 _PAID: Mapping[str, tuple[str, dict[str, Any]]] = {
     "kept": ("work that counts", {"color": PALETTE[2]}),
     "lost": ("lost work", {"color": PALETTE[5], "pattern": {"shape": "/"}}),
     "overhead": ("overhead and waiting", {"color": PALETTE[1]}),
 }
 """Parts of the money, with their names and marks."""
-_MOST_TIMED = 500
-"""Runs that the time line shows one by one."""
+_MOST_TIMED = 500  # Runs that the time line shows one by one
 
 
 def breakdown(seconds: Mapping[str, Mapping[str, float]], runs: Sequence[Run]) -> Plot:
@@ -90,14 +85,10 @@ def timeline(runs: Sequence[Run], now_s: float) -> Plot:
         ]
         marker = {"color": _STATES.get(state, PALETTE[4])}
         hover = "%{y} %{text}<br>from %{base:.4g} " + scale.unit
-        data.append(
-            bars(state, [f"run:{run.id}" for run in of], lengths, marker, hover)
-            | {
-                "base": rounded((start - origin) * scale.factor for start in start_s),
-                "text": [replicate_text(run) for run in of],
-                "textposition": "none",
-            }
-        )
+        base = [(start - origin) * scale.factor for start in start_s]
+        texts = [replicate_text(run) for run in of]
+        trace = bars(state, [f"run:{run.id}" for run in of], lengths, marker, hover)
+        data.append(trace | _placed(base, texts))
     dense = len(begun) > 60
     shape = layout(
         f"time since the first run started ({scale.unit})",
@@ -130,16 +121,10 @@ def step(run: Run, traced: TracedStep) -> Plot:
         marker = {"color": _PHASES.get(phase, PALETTE[6]), "line": {"width": 1}}
         lengths = [bar.end_ms - bar.begin_ms for bar in bars_of]
         hover = "%{y} %{text}<br>%{x:.4g} ms from %{base:.4g} ms"
-        data.append(
-            bars(phase.replace("_", " "), [bar.row for bar in bars_of], lengths, marker, hover)
-            | {
-                "base": rounded(bar.begin_ms for bar in bars_of),
-                "text": [
-                    "" if bar.micro_batch is None else f"micro-batch {bar.micro_batch + 1}" for bar in bars_of
-                ],
-                "textposition": "none",
-            }
-        )
+        micro_batches = [bar.micro_batch for bar in bars_of]
+        texts = ["" if number is None else f"micro-batch {number + 1}" for number in micro_batches]
+        trace = bars(phase.replace("_", " "), [bar.row for bar in bars_of], lengths, marker, hover)
+        data.append(trace | _placed([bar.begin_ms for bar in bars_of], texts))
     shape = layout("time since the start of the step (ms)", "worker", height=170 + 34 * len(traced.rows))
     shape["yaxis"] |= {"autorange": "reversed", "categoryorder": "array", "categoryarray": [*traced.rows]}
     shape |= {"bargap": 0.2, "barmode": "overlay"}
@@ -151,6 +136,11 @@ def step(run: Run, traced: TracedStep) -> Plot:
         data,
         shape,
     )
+
+
+def _placed(base: Sequence[float], texts: Sequence[str]) -> Trace:
+    """What makes bars begin at `base`, with texts that are shown on hovering alone."""
+    return {"base": rounded(base), "text": texts, "textposition": "none"}
 
 
 def money(ledgers: Sequence[Ledger], runs: Sequence[Run]) -> Plot:

@@ -3,8 +3,6 @@
 The section of an answer that cannot be given says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -21,10 +19,8 @@ from service.output.plots.registry import figures_of_report
 
 OF_SIGNS = ("flipped_signs_pct", "near_zero_pct")
 """Metrics of low-bit models; the report shows the final value of each."""
-POINTS_PER_CURVE = 60
-"""Most points that are read of one run's curve."""
-MOST_ROWS = 200
-"""Most rows of one table."""
+POINTS_PER_CURVE = 60  # Most points that are read of one run's curve
+MOST_ROWS = 200  # Most rows of one table
 
 
 class ReportContents(Material):
@@ -47,7 +43,6 @@ class ReportContents(Material):
 
     @cached_property
     def verdicts(self) -> tuple[TestedPair, ...] | Unanswered:
-        """The recommended configuration against each other one."""
         chosen, metrics = self.recommendation, ("cost_usd", "total_time_s", self.question.judged_by.name)
         if isinstance(chosen, Unanswered):
             return chosen

@@ -1,21 +1,11 @@
 """The report as sections of blocks: the words and tables that the page and the Markdown share. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from service.analysis.answers import (
-    Claim,
-    ComparisonAnswer,
-    EffectsAnswer,
-    FrontierAnswer,
-    ScoreAnswer,
-    SpeedupAnswer,
-    TestedPair,
-)
+from service.analysis import answers
 from service.analysis.drift import drifts
 from service.analysis.ranking import label_of
 from service.domain.formats import (
@@ -213,7 +203,6 @@ def _question(contents: ReportContents) -> Iterable[Block]:
 
 
 def _fixed(contents: ReportContents) -> dict[str, list[str]]:
-    """Properties of the runs that no axis varies."""
     axes = {field.partition(".")[0] for field in varied_fields(contents.run_table.axes)}
     runs = contents.run_table.runs
     columns = {
@@ -231,7 +220,7 @@ def _fixed(contents: ReportContents) -> dict[str, list[str]]:
     }
 
 
-def _results(answer: ComparisonAnswer) -> Iterable[Block]:
+def _results(answer: answers.ComparisonAnswer) -> Iterable[Block]:
     scales = scales_of(answer)
     units = {name: f" ({scale.unit})" if scale.unit else "" for name, scale in scales.items()}
     numbers = ["runs", *(title(name) + unit for name, unit in units.items())]
@@ -265,7 +254,6 @@ def _results(answer: ComparisonAnswer) -> Iterable[Block]:
 
 
 def _kernels(contents: ReportContents) -> Iterable[Block]:
-    """The kernels with the most time of each profiled configuration."""
     rows = () if isinstance(contents.comparison, Unanswered) else contents.comparison.kernels
     if not rows:
         return
@@ -351,7 +339,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "–"
 
 
-def _frontier(answer: FrontierAnswer) -> Iterable[Block]:
+def _frontier(answer: answers.FrontierAnswer) -> Iterable[Block]:
     names = ", ".join(title(metric.name) for metric in answer.metrics)
     yield Paragraph(
         f"{len(answer.members)} of {len(answer.members) + len(answer.others)} configurations are not "
@@ -372,7 +360,7 @@ def _frontier(answer: FrontierAnswer) -> Iterable[Block]:
         yield _table(["dominated", "by"], rows)
 
 
-def _verdicts(answer: tuple[TestedPair, ...]) -> Iterable[Block]:
+def _verdicts(answer: tuple[answers.TestedPair, ...]) -> Iterable[Block]:
     yield Paragraph(
         "The recommended configuration (A) against every other one (B). Differences are A - B; intervals "
         "are of 95% each; p-values are corrected over all pairs of configurations on a metric, because the "
@@ -394,7 +382,7 @@ def _verdicts(answer: tuple[TestedPair, ...]) -> Iterable[Block]:
         yield Bullets(lacking[:MOST_ROWS])
 
 
-def _claim_row(b_point: Mapping[str, Any], claim: Claim) -> list[str]:
+def _claim_row(b_point: Mapping[str, Any], claim: answers.Claim) -> list[str]:
     scale = scale_for(claim.metric, [claim.mean_a, claim.mean_b])
     verdict: str = claim.verdict
     if claim.more_seeds is not None:
@@ -415,7 +403,7 @@ def _signed(scale: Any, value: float) -> str:
     return f"{'+' if value > 0 else ''}{scale.text(value)}"
 
 
-def _effects(answer: EffectsAnswer) -> Iterable[Block]:
+def _effects(answer: answers.EffectsAnswer) -> Iterable[Block]:
     for item in answer.items:
         yield Paragraph(
             f"{title(item.model.metric).capitalize()} (the axes explain {item.model.r_squared:.1%} of "
@@ -426,7 +414,7 @@ def _effects(answer: EffectsAnswer) -> Iterable[Block]:
         yield Paragraph(f"{title(name)}: {reason}.")
 
 
-def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]:
+def _speedup(contents: ReportContents, answer: answers.SpeedupAnswer) -> Iterable[Block]:
     metrics = [metric.name for metric in answer.metrics]
     rows = [
         [point_text(row.point) or row.label, *(ratio(row.ratios[name], " to ") for name in metrics)]
@@ -454,13 +442,13 @@ def _speedup(contents: ReportContents, answer: SpeedupAnswer) -> Iterable[Block]
         yield _table(headings, time_to_rows(answer.time_to, points), slice(1, None))
 
 
-def _scores(answers: Mapping[str, ScoreAnswer]) -> Iterable[Block]:
+def _scores(by_strategy: Mapping[str, answers.ScoreAnswer]) -> Iterable[Block]:
     yield Paragraph(
         "The best weighted sum of max-normalised metrics, for different weights of time, cost, energy "
         "and occupancy. Accuracy is not included; the recommendation above treats it as a constraint."
     )
     rows = []
-    for name, answer in answers.items():
+    for name, answer in by_strategy.items():
         ranked = [f"{point_text(each.point)} ({each.score:.3f})" for each in answer.ranking[:2]]
         best, second = ranked if len(ranked) > 1 else (*ranked, "-")
         rows.append([name.replace("_", " "), weights(answer), best, second])

@@ -6,9 +6,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from api.addresses import network_of
 from api.problems import ProblemError
-from api.throttle import BEARER, LOGIN, Limit, Throttle
+from api.throttle import BEARER, LOGIN, Limit, Throttle, network_of
 from tests.api.conftest import TOKEN
 from tests.api.login.conftest import browser_of
 

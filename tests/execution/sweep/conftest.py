@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,12 +51,23 @@ def taken() -> set[int]:
 
 
 @pytest.fixture
-def look(resources: list[dict[str, float]], taken: set[int]) -> Callable[[], ClusterSnapshot]:
+def leaving() -> dict[int, dict[str, Any]]:
+    """What is different of nodes, by place; tests change it."""
+    return {}
+
+
+@pytest.fixture
+def look(
+    resources: list[dict[str, float]], taken: set[int], leaving: dict[int, dict[str, Any]]
+) -> Callable[[], ClusterSnapshot]:
     """The cluster as it is."""
 
     def look() -> ClusterSnapshot:
         nodes = tuple(
-            ClusterNode(str(n), str(n), True, each, {"CPU": 0.0} if n in taken else {})
+            replace(
+                ClusterNode(str(n), f"host-{n}", True, each, {"CPU": 0.0} if n in taken else {}),
+                **leaving.get(n, {}),
+            )
             for n, each in enumerate(resources)
         )
         return ClusterSnapshot(0.0, True, None, nodes)

@@ -36,6 +36,15 @@ def test_without_any_allowance_it_waits(begin: Begin) -> None:
     assert first.run_id in {live.run_id for live in sweep.live}
 
 
+def test_once_every_run_has_its_turn_idle_processes_end(begin: Begin) -> None:
+    sweep, _ = begin(2)
+    given(sweep)
+    assert sweep.may_start_more
+    given(sweep)
+    assert sweep.next_turn() is Wait.later
+    assert not sweep.may_start_more
+
+
 def test_with_nothing_live_and_no_allowance_it_yields_its_place(begin: Begin, store: Store) -> None:
     sweep, experiment = begin(2)
     first = given(sweep)

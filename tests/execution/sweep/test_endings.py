@@ -76,6 +76,7 @@ def test_progress_between_machine_failures_keeps_the_delay_short(
     for attempt in range(1, 8):
         assignment = given(sweep)
         assert assignment.attempt == attempt
+        assert assignment.history.checkpoint_step == ((attempt - 1) * 10 or None)
         store.recording.record(
             RecordBatch(checkpoints=[CheckpointRow(assignment.run_id, attempt, attempt * 10, "/x")])
         )

@@ -7,8 +7,10 @@ import pytest
 from service.config.hardware import CATALOGUE
 from service.domain.states import RunState
 from service.driving.choosing import LIST_EVERY_S, Wait
+from service.driving.limits import TO_COME_EVERY_S
 from service.driving.sweep import ROOM_S
 from service.recording.mailbox import Ending
+from service.scheduling.cluster import ClusterSnapshot, NodesToCome
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.execution.conftest import Clock, Submit, placement
@@ -145,6 +147,28 @@ def test_cells_of_absent_hardware_wait_while_the_others_go_on(
     assert store.runs.get(given(sweep).run_id).hardware == "A100-PCIE-80GB"
     sweep.tell_waiting([])
     assert queue.listing().at_work == []
+
+
+def test_a_run_whose_node_can_come_has_its_turn_and_says_that_it_starts(
+    begin: Begin, store: Store, clock: Clock, queue: Queue, resources: list[dict[str, float]]
+) -> None:
+    a100 = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
+    group = NodesToCome("a100", "A100-PCIE-80GB", 2, 1, 360.0, (), a100, {})
+    queue.put_cluster(ClusterSnapshot(clock(), True, None, (), (group,)))
+    sweep, _ = begin(3, hardware="A100")
+    turns = [turn_of(sweep) for _ in range(2)]
+    assert sweep.next_turn() is Wait.later, "one node of two devices can come"
+    assert all(turn.starts_node for turn in turns)
+    clock.forward(ROOM_S)
+    sweep.tell_waiting([])
+    assert store.runs.get(turns[0].run_id).waits_for == (
+        "1 CPU + 1 GPU + A100; starts a node of 2 A100-PCIE-80GB, about 6 minutes"
+    )
+    resources.append(a100)
+    queue.put_cluster(ClusterSnapshot(clock(), True, None, ()))
+    clock.forward(TO_COME_EVERY_S)
+    complete(sweep, store, opened(sweep, turns[0]))
+    assert not turn_of(sweep).starts_node
 
 
 def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, get_args
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.sum is not None:
         print(json.dumps(_sum(options.sum, options.databases)))
         return 0
+    if options.storage == "s3":
+        return _storage_campaign(options)
     rounds = _interleaved(
         [
             rounds_of(options.seed, database, kind, getattr(options, kind))
@@ -71,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, help="on each database")
+    parser.add_argument(
+        "--storage", choices=["folder", "s3"], default="folder",
+        help="s3: kill processes with checkpoints in an object store that fails, and nothing else",
+    )  # fmt: skip
     parser.add_argument("--freezes", type=int, default=0, help="on each database")
     parser.add_argument("--histories", type=int, default=0, help="on each database")
     parser.add_argument("--full-disks", type=int, default=0, help="on each database")
@@ -90,6 +97,25 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(10**6)
     return options
+
+
+def _storage_campaign(options: argparse.Namespace) -> int:
+    from tests.faults.campaign import storage_kills
+
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stillhouse-campaign-", dir=_folder()) as folder:
+        found = storage_kills.campaign(
+            options.kills,
+            options.seed,
+            options.lanes,
+            options.minutes,
+            Path(folder),
+            partial(print, flush=True),
+        )
+    answer = {**_circumstances(options, ()), "storage": options.storage, **found}
+    answer["wall_s"] = round(time.monotonic() - began_s, 1)
+    print(json.dumps(answer))
+    return int(any(answer["kills"][fault] for fault in storage_kills.FAULTS))
 
 
 def _interleaved(lists: Sequence[list[Round]]) -> list[Round]:
@@ -216,13 +242,7 @@ def _tell(outcome: Outcome, outcomes: Sequence[Outcome]) -> None:
 
 
 def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: float) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "seed": options.seed,
-        "versions": _versions(options.databases),
-        "wall_s": round(wall_s, 1),
-    }
+    answer = {**_circumstances(options, options.databases), "wall_s": round(wall_s, 1)}
     for kind in KINDS:
         of_kind = [outcome for outcome in outcomes if outcome.round.kind == kind]
         answer[kind] = _counted(of_kind)
@@ -239,6 +259,15 @@ def _summary(options: argparse.Namespace, outcomes: Sequence[Outcome], wall_s: f
     faults = sum(outcome.count for outcome in outcomes if outcome.round.kind != "histories")
     answer["faults_per_minute"] = round(60.0 * faults / wall_s, 1)
     return answer
+
+
+def _circumstances(options: argparse.Namespace, databases: Sequence[str]) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "seed": options.seed,
+        "versions": _versions(databases),
+    }
 
 
 def _counted(outcomes: Sequence[Outcome]) -> dict[str, int]:

@@ -31,7 +31,8 @@ import psycopg
 from benchmarks.postgresql import PostgreSQLServer
 from service.config.settings import Settings
 from service.db import engine, migrate, sqlite
-from service.store import Store, StoreError, Unconfirmed
+from service.db.errors import Unconfirmed
+from service.store import Store, StoreError
 from tests.faults.campaign.plan import Round
 from tests.faults.campaign.rounds import Outcome
 from tests.faults.campaign.script import BEGAN_S, SCRIPT, STEP_S, ScriptRun

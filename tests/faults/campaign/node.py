@@ -83,7 +83,9 @@ class Node:
     _placements: dict[str, _Placement] = field(default_factory=dict)
     _due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     _open: list[socket.socket] = field(default_factory=list)
+    _codes: dict[int, int] = field(default_factory=dict)
     _ending: bool = False
+    _relay: bool = False
     _count: int = 0
     _chance: random.Random = field(init=False)
     _selector: selectors.BaseSelector = field(init=False)
@@ -182,10 +184,10 @@ class Node:
             if pid == 0:
                 return
             process = self._processes.pop(pid)
-            if process.role == "driver" and process.job is not None:
-                job = self._jobs[process.job]
-                if job.state == "RUNNING":
-                    code = os.waitstatus_to_exitcode(status)
+            if process.role in ("driver", "host") and process.job is not None:
+                code = self._codes[pid] = os.waitstatus_to_exitcode(status)
+                job = self._jobs.get(process.job)
+                if job is not None and job.state == "RUNNING":
                     job.state = "SUCCEEDED" if code == 0 else "FAILED"
                     job.message = "" if code == 0 else f"exit code {code}"
                 self._end_later(process.job)
@@ -195,20 +197,20 @@ class Node:
                 self._due.append((time.monotonic() + _RESTART_S, process.start_again))
 
     def _end_later(self, job: str) -> None:
-        """End what belongs to a job, in a while."""
+        """End what belongs to a job, in a while; drivers of a host belong to its job."""
+
+        def belongs(to: str | None) -> bool:
+            return to is not None and (to == job or to.startswith(f"{job}:"))
 
         def end() -> None:
             for pid, process in list(self._processes.items()):
-                if process.job == job:
+                if belongs(process.job):
                     process.start_again = None
                     _kill(pid)
             for id, placement in list(self._placements.items()):
-                if placement.job == job:
+                if belongs(placement.job):
                     del self._placements[id]
 
-        for process in self._processes.values():
-            if process.job == job and process.role == "recorder":
-                process.start_again = None
         self._due.append((time.monotonic() + self._chance.uniform(0.0, self.linger_s), end))
 
     def _end_owned_later(self, owner: int) -> None:
@@ -255,10 +257,22 @@ class Node:
     def _submit_asked(self, *, id: str, entrypoint: str, metadata: dict[str, str]) -> None:
         if id in self._jobs:
             return
-        words = shlex.split(entrypoint)
-        arguments = words[words.index("service.driving.driver") + 1 :]
-        pid = self._fork("driver", lambda: processes.driver(arguments, id, self.path), job=id)
+        _, _, module, *arguments = shlex.split(entrypoint)
+        if module == "service.driving.host":
+            pid = self._fork("host", lambda: processes.host(arguments, id, self.path), job=id)
+        else:
+            pid = self._fork("driver", lambda: processes.driver(arguments, id, self.path), job=id)
         self._jobs[id] = _Job(metadata, pid)
+
+    def _drive_asked(self, *, host: str, options: list[str], number: int) -> int:
+        """Fork a driver for a host: a job of its own, which ends with it."""
+        self._count += 1
+        job = f"{host}:{self._count}-{number}"
+        return self._fork("driver", lambda: processes.driver(options, job, self.path), job=job)
+
+    def _code_asked(self, *, pid: int) -> int | None:
+        """The exit code of a driver; None while it lives."""
+        return self._codes.get(pid)
 
     def _status_asked(self, *, id: str) -> tuple[str, str, dict[str, str]] | None:
         job = self._jobs.get(id)
@@ -270,15 +284,16 @@ class Node:
             job.state, job.message = "STOPPED", "stopped"
             self._end_later(id)
 
-    def _actor_asked(self, *, job: str, arguments: tuple[Any, ...]) -> str:
-        """Start the actor of a job, and keep it alive while the job runs."""
-        address = str(self.folder / f"actor-{job}")
+    def _actor_asked(self) -> str:
+        """Start the relay, which all drivers share, and keep it alive."""
+        address = str(self.folder / "relay")
 
         def start() -> None:
-            body = lambda: processes.actor(arguments, address)  # noqa: E731
-            self._fork("recorder", body, job=job, start_again=start)
+            self._fork("recorder", lambda: processes.relay(address), start_again=start)
 
-        start()
+        if not self._relay:
+            self._relay = True
+            start()
         return address
 
     def _worker_asked(self, channel: int, *, job: str, owner: int | None = None) -> int:

@@ -11,10 +11,10 @@ from tests.faults.campaign.timing import LEASE_S
 from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED
 
 Kind = Literal["kills", "freezes", "histories", "full_disks"]
-Target = Literal["api", "scheduler", "driver", "recorder", "worker", "database"]
+Target = Literal["api", "scheduler", "host", "driver", "recorder", "worker", "database"]
 
-TARGETS: tuple[Target, ...] = ("api", "scheduler", "driver", "recorder", "worker", "database")
-_WEIGHTS = (1, 1, 3, 3, 3, 1)
+TARGETS: tuple[Target, ...] = ("api", "scheduler", "host", "driver", "recorder", "worker", "database")
+_WEIGHTS = (1, 1, 1, 3, 3, 3, 1)
 PER_ROUND: dict[Kind, int] = {"kills": 200, "freezes": 160, "histories": 16, "full_disks": 20}
 """Faults, or histories, that share an installation; full disks that are carried out at a stretch."""
 HISTORIES_AT_A_TIME = 4

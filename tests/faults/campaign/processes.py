@@ -14,10 +14,11 @@ from typing import Any
 
 import api.server
 import service.driving.driver
+import service.driving.host
 import service.scheduling.scheduler
 from service.config.settings import Settings
-from service.recording.experiment_actor import ExperimentActor
 from service.recording.outages import wait_out
+from service.recording.relay import Relay
 from service.store import StoreOutage
 from tests.faults.campaign import messages, ray_stand_in
 
@@ -47,11 +48,18 @@ def driver(arguments: list[str], job: str, node: str) -> int:
     return service.driving.driver.main()
 
 
-def actor(arguments: tuple[Any, ...], address: str) -> int:
-    """The actor of an experiment, which answers calls on a socket."""
+def host(arguments: list[str], job: str, node: str) -> int:
+    """The process of a job that carries drivers."""
+    ray_stand_in.here.node, ray_stand_in.here.job = node, job
+    sys.argv = ["host", *arguments]
+    return service.driving.host.main()
+
+
+def relay(address: str) -> int:
+    """The relay of the node's drivers, which answers calls on a socket."""
 
     async def serve() -> None:
-        served = ExperimentActor(*arguments)
+        served = Relay()
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:

@@ -14,11 +14,13 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from service.domain.records import Experiment
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnreachable
 from service.workers.ray_cluster import PlacementGroup
@@ -110,6 +112,10 @@ class LocalRayJobs:
         found = self._ask("status", id=submission_id)
         return None if found is None else RayJob(submission_id, JobState(found[0]), found[1], found[2])
 
+    def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
+        """Returns what became of jobs."""
+        return {id: job for id in submission_ids if (job := self.status(id)) is not None}
+
     def stop(self, submission_id: str) -> None:
         """Ends a job."""
         self._ask("stop", id=submission_id)
@@ -149,6 +155,33 @@ def look_at_placements() -> tuple[PlacementGroup, ...]:
     )
 
 
+# -- Drivers of a host -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostedDriver:
+    """A driver that the node has forked for a host."""
+
+    pid: int
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives."""
+        code: int | None = ask_node("code", pid=self.pid)
+        return code
+
+    def kill(self) -> None:
+        """Ends it."""
+        ask_node("kill", pid=self.pid)
+
+
+def fork_driver(settings: Path, experiment: Experiment) -> HostedDriver:
+    """Stands in for the function of `service.driving.host`."""
+    options = ["--experiment", str(experiment.id), "--attempt", str(experiment.attempt)]
+    options += ["--settings", str(settings)]
+    return HostedDriver(ask_node("drive", host=here.job, options=options, number=experiment.attempt))
+
+
 # -- Actors ----------------------------------------------------------------------------------------
 
 
@@ -165,7 +198,11 @@ class _Method:
     name: str
 
     def remote(self, *arguments: Any) -> _Call:
-        return _Call(self.address, self.name, arguments)
+        call = _Call(self.address, self.name, arguments)
+        if self.name == "answer":  # Nothing waits for what becomes of it.
+            with suppress(RayError):
+                get(call, timeout=1.0)
+        return call
 
 
 @dataclass(frozen=True)
@@ -185,7 +222,13 @@ class _ActorClass:
         return self
 
     def remote(self, *arguments: Any) -> ActorHandle:
-        return ActorHandle(ask_node("actor", job=here.job, arguments=arguments))
+        return get_actor("", namespace="")
+
+
+def get_actor(name: str, *, namespace: str) -> ActorHandle:
+    """The relay, the only actor by name; it is started where there is none."""
+    del name, namespace
+    return ActorHandle(ask_node("actor"))
 
 
 def get(call: _Call, *, timeout: float) -> Any:
@@ -217,7 +260,7 @@ def get(call: _Call, *, timeout: float) -> Any:
     if not good:
         raise answer
     if call.method == "report":
-        _note_acknowledged(call.arguments[0], answer)
+        _note_acknowledged(pickle.loads(call.arguments[1]), pickle.loads(answer))
     return answer
 
 
@@ -494,11 +537,13 @@ def install() -> None:
             "init": lambda **options: None,
             "is_initialized": lambda: False,
             "get": get,
+            "get_actor": get_actor,
             "remote": lambda target: _ActorClass(),
             "get_runtime_context": lambda: context,
             "nodes": lambda: [{"NodeID": "node", "Resources": {"CPU": 1.0, "node:127.0.0.1": 1.0}}],
             "cloudpickle": pickle,
         },
+        "ray.actor": {"exit_actor": lambda: None},  # The relay stays: others may be about to need it.
         "ray.exceptions": {error.__name__: error for error in errors},
         "ray.util": {"get_current_placement_group": _Placement},
         "ray.util.scheduling_strategies": {"NodeAffinitySchedulingStrategy": lambda node, soft: None},

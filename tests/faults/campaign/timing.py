@@ -15,12 +15,13 @@ _SHORTER = {
     "service.scheduling.scheduler": {"PASS_EVERY_S": 0.25, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
     "service.scheduling.upkeep": {"EVERY_S": 0.3},
     "service.driving.driver": {"BEAT_S": 0.3, "JUDGE_S": 0.2, "GRACE_S": 5.0},
+    "service.driving.host": {"LOOK_S": 0.1, "LEAVE_S": 1.0, "IDLE_S": 2.0},
     "service.db.sqlite": {"LONGEST_PAUSE_S": 0.004},  # Longer: many wait for two processors.
     "service.driving.choosing": {"LIST_EVERY_S": 0.3},
     "service.driving.ray_tune": {"REMIND_S": 0.2, "STORED_S": 1800.0},  # As of a checkpoint, below.
     "service.recording.recorder": {"GATHER_S": 0.02, "RETRY_S": 0.2},
     "service.recording.outages": {"RETRY_S": 0.05},
-    "service.recording.experiment_actor": {"_CALL_TIMEOUT_S": 5.0, "_UNAVAILABLE_S": 0.05},
+    "service.recording.relay": {"_CALL_TIMEOUT_S": 5.0, "_TAKE_S": 2.0, "_UNAVAILABLE_S": 0.05},
     # A checkpoint waits for its rows however long it takes: rows that were not acknowledged before it may be
     # lost with their worker, as documented, and no checker could tell the two apart. 20 s were too few on a
     # machine so busy that the recorder did not get its turn to write for that long.

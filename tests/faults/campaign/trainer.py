@@ -13,7 +13,7 @@ from tests.faults.campaign.values import DIVERGING_SEED, SLOW_SEED, WRITER, valu
 from trainers.checkpoints.manifest import CheckpointId
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.config import RunConfig
-from trainers.reporting import Clock, Fence, Point, Sink, Stop, StopReason, TrainingOutcome
+from trainers.reporting import Fence, Point, RunHistory, Sink, Stop, StopReason, TrainingOutcome
 
 STEP_S = 0.012
 SLOW_STEP_S = 0.08
@@ -27,7 +27,12 @@ def make_ready(device: str) -> Mapping[str, float]:
 
 
 def train(
-    config: RunConfig, sink: Sink, stop: Stop, *, clock: Clock | None = None, fence: Fence | None = None
+    config: RunConfig,
+    sink: Sink,
+    stop: Stop,
+    *,
+    history: RunHistory | None = None,
+    fence: Fence | None = None,
 ) -> TrainingOutcome:
     """Count from the newest checkpoint to the run's length, or until stopped; other ranks follow rank 0."""
     if exchange.rank:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,9 @@ class _NoJobs:
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Does nothing."""
 
-    def status(self, submission_id: str) -> RayJob | None:
-        """Returns that it runs."""
-        return RayJob(submission_id, JobState.running, "", {})
+    def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
+        """Returns that all run."""
+        return {id: RayJob(id, JobState.running, "", {}) for id in submission_ids}
 
     def stop(self, submission_id: str) -> None:
         """Does nothing."""

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 
 from service.config.settings import Settings
 from service.db import migrate, sqlite
+from service.db.errors import StoreFull, Unconfirmed
 from service.recording.spool import Spool
-from service.store import Store, StoreError, StoreFull, Unconfirmed
+from service.store import Store, StoreError
 from tests.faults.disk.checkpoints import difference, save
 from tests.faults.disk.outcome import Outcome
 from trainers.checkpoints.manifest import CheckpointId

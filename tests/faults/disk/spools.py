@@ -55,14 +55,10 @@ class Spools:
             damage = Damage("truncate", damage.start + 1, ends[-1], 0)
         damage.do(spool.path)
         with logged("service.recording") as lines:
-            recorder = Recorder(lambda: self._opened(), self._folder, self._experiment.id, 1)
+            recorder = Recorder(lambda: self._store, self._folder, self._experiment.id, 1)
             recorder.close()
-        stored = {
-            point.step
-            for point in self._store.series.points(
-                self._run_id, ["loss"], min_step=first, max_step=first + 999
-            )["loss"]
-        }
+        points, _ = self._store.series.points_page(self._run_id, "loss", min_step=first, max_step=first + 999)
+        stored = {point.step for point in points}
         whole = [
             held
             for held, (start, end) in zip(steps, itertools.pairwise(ends), strict=True)
@@ -85,9 +81,6 @@ class Spools:
         for kept in self._folder.glob("*.damaged"):
             kept.unlink()
         return Outcome(f"{len(steps)} records: {damage}", wrong, lost, tuple(lines))
-
-    def _opened(self) -> Store:
-        return Store.open(self._store.settings)
 
     def close(self) -> None:
         """Closes the database."""

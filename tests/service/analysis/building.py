@@ -7,9 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from service.analysis import recommend as recommending
+from service.analysis.answers import ChosenConfiguration, Claim
+from service.analysis.claims import Family, UnitScores
+from service.analysis.recommend import Configuration, Constraint, Rules
 from service.analysis.run_table import RunTable
 from service.domain.records import Run
 from service.domain.states import RunState
+from trainers.metrics import Better
 
 GRID: dict[str, list[Any]] = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
 Figures = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
@@ -26,6 +31,36 @@ def figures(point: Mapping[str, Any], seed: int) -> dict[str, Any]:
         "energy_kwh": seconds / 1000,
         "accuracy": 0.9 + 0.002 * seed + (0.0001 * seed if point["precision"] == "bf16" else 0.0),
     }
+
+
+def compare(
+    metric: str,
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    scores: tuple[UnitScores, UnitScores] | None = None,
+    **asked: Any,
+) -> Claim:
+    """The claim about two sides alone."""
+    of_units = None if scores is None else {"a": scores[0], "b": scores[1]}
+    return Family(metric, {"a": a, "b": b}, scores=of_units, **asked).claim("a", "b")
+
+
+def recommend(
+    configurations: Sequence[Configuration],
+    *,
+    objective: str,
+    better: Better = "lower",
+    constraints: Sequence[Constraint] = (),
+    family: Callable[[str, Better, float | None], Family] | None = None,
+) -> ChosenConfiguration:
+    """The choice by claims from the configurations' figures alone, unless others are given."""
+
+    def of_figures(metric: str, wins: Better, margin: float | None) -> Family:
+        figures = {each.label: each.figures.get(metric, {}) for each in configurations}
+        return Family(metric, figures, better=wins, margin=margin)
+
+    rules = Rules(objective, better, constraints, family or of_figures)
+    return recommending.recommend(configurations, rules)
 
 
 def run(id: int, point: Mapping[str, Any], seed: int, **values: Any) -> Run:

@@ -13,9 +13,10 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from service.analysis import AnalysisError
-from service.analysis.claims import MOST_PAIRS, Family, UnitScores, compare, holm, shaffer
+from service.analysis.claims import MOST_PAIRS, Family, UnitScores, holm, shaffer
 from service.analysis.uncertainty import UNKNOWN_EXAMPLES, Resolution
 from tests.drawing import scaled
+from tests.service.analysis.building import compare
 
 TIMES_A = {0: 10.0, 1: 11.0, 2: 9.5, 3: 10.5, 4: 10.2}
 TIMES_B = {0: 20.1, 1: 21.3, 2: 19.4, 3: 20.8, 4: 20.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.analysis.more_seeds import further_spec, next_seeds
+from service.specs.derived import further_spec, next_seeds
 
 SPEC = {
     "name": "n",

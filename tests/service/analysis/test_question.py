@@ -459,7 +459,7 @@ def test_the_best_row_is_that_of_whole_runs() -> None:
 def test_one_configuration_is_claimed_against_each_other_as_in_a_table() -> None:
     question = Question(run_table())
     winner = "precision=bf16, batch.global_size=32"
-    found = question.claims_against(winner, ["cost_usd", "accuracy"], margins={"accuracy": 0.01})
+    found = question.claims_against(winner, ["cost_usd", "accuracy"])
     assert [(pair.a, pair.metric) for pair in found] == [(winner, "cost_usd")] * 3 + [
         (winner, "accuracy")
     ] * 3
@@ -467,7 +467,7 @@ def test_one_configuration_is_claimed_against_each_other_as_in_a_table() -> None
         "precision=fp32, batch.global_size=16", "precision=fp32, batch.global_size=32",
         "precision=bf16, batch.global_size=16",
     ]  # fmt: skip
-    assert [pair.claim.margin for pair in found if pair.claim] == [None] * 3 + [0.01] * 3
+    assert [pair.claim.margin for pair in found if pair.claim] == [None] * 3 + [0.005] * 3
     table = question.compare(claims=True, metrics=["cost_usd"]).claims
     of_table = {(pair.b, pair.a): pair.claim.p_value for pair in table if pair.claim and pair.b == winner}
     assert {(pair.a, pair.b): pair.claim.p_value for pair in found[:3] if pair.claim} == of_table

@@ -22,15 +22,16 @@ from statsmodels.stats.weightstats import ttost_ind, ttost_paired
 from statsmodels.tools import add_constant
 
 from service.analysis.answers import Criterion
-from service.analysis.claims import Family, compare, holm
+from service.analysis.claims import Family, holm
 from service.analysis.comparison import compare as side_by_side
 from service.analysis.drift import drift
 from service.analysis.ranking import Candidate, frontier, rank
+from service.analysis.run_table import RunTable
 from service.analysis.speedup import ratio
 from service.analysis.uncertainty import Resolution, of_pairs, residual_square, with_examples
 from service.domain.metrics import Metric
 from tests.drawing import scaled
-from tests.service.analysis.building import run
+from tests.service.analysis.building import compare, run
 
 Values = npt.NDArray[np.float64]
 random = st.integers(0, 2**32)
@@ -178,7 +179,8 @@ def test_a_row_is_what_pandas_groups(random: int, cells: int, count: int) -> Non
         for seed in range(int(generator.integers(1, count + 1)))
     ]
     frame = DataFrame([{"a": r.point["a"], "b": r.point["b"], "cost": r.cost_usd} for r in runs])
-    for row in side_by_side(runs, by=["a"], metrics=[Metric("cost_usd", "lower")]).rows:
+    table = RunTable((), tuple(runs))
+    for row in side_by_side(runs, ["a"], [Metric("cost_usd", "lower")], table.column).rows:
         group = frame[frame["a"] == row.point["a"]].groupby("b")["cost"]
         spread = row.figures["cost_usd"]
         assert spread is not None

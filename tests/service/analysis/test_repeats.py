@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from service.analysis.claims import compare
 from service.analysis.question import Question
 from service.analysis.repeats import compared_values, means_by_seed, replicate_of, seed_of
 from service.analysis.run_table import RunTable
 from service.analysis.speedup import ratio
 from service.domain.records import Run
-from tests.service.analysis.building import run
+from tests.service.analysis.building import compare, run
 
 Draw = Callable[[str, int, int], dict[str, Any]]  # Figures of a precision, a seed and a repeat
 

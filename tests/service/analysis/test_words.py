@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 
 from service.analysis.answers import AnalysisError, BadQuestion, Claim, TimeToTarget
-from service.analysis.claims import Family, compare
+from service.analysis.claims import Family
 from service.analysis.question import Question, claim_words
-from service.analysis.recommend import Configuration, Constraint, recommend
+from service.analysis.recommend import Configuration, Constraint
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.uncertainty import Resolution
 from service.analysis.words import assignments, metric_of, one_assignment
 from service.domain.metrics import Metric
-from tests.service.analysis.building import run_table
+from tests.service.analysis.building import compare, recommend, run_table
 
 FP32, BF16, SIZE = {"precision": "fp32"}, {"precision": "bf16"}, "batch.global_size"
 COSTS_A, COSTS_B = {0: 1.0, 1: 1.2, 2: 1.1}, {0: 2.0, 1: 2.3, 2: 2.2}

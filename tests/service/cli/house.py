@@ -91,7 +91,8 @@ class House:
         """Open an attempt that trains and has reported step 40 of 50; its number."""
         spec = ExperimentSpec.model_validate_json(self.store.runs.config(run.id))
         facts = {"data": input_identity(spec, workspace_of(self.settings)), "student_sha256": None}
-        attempt = self.store.attempts.open(run.id, experiment.attempt, node="here", pid=2)
+        facts |= {"worker_node": "here", "worker_pid": 2}
+        attempt = self.store.attempts.open(run.id, experiment.attempt)
         self.store.attempts.run_started(
             run.id, attempt, total_steps=50, resumed_from_step=resumed_from_step, facts=facts
         )

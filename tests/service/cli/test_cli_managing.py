@@ -199,7 +199,7 @@ def test_reuse_is_previewed_submitted_and_shown(house: House) -> None:
     assert "12 runs, 8 reused" in house.run("submit", wider, "--reuse").stdout
     shown = house.run("show", "2", width=120).stdout
     assert "= run:8" in shown
-    assert "0 USD" in shown
+    assert "$0.00" in shown
     first = house.runs(2)[0]
     assert "run:1, with the same settings and data" in house.run("show", f"run:{first.id}").stdout
 

@@ -14,13 +14,10 @@ from pyarrow import parquet
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from service.domain.states import ExperimentState
-from service.specs.models import checkpoints_folder, workspace_of
+from tests.api.trained_model import outcome_of
 from tests.service.cli.house import House
-from trainers.config import RunConfig
 from trainers.data.synthetic import write_corpus
-from trainers.entrypoint import train
 from trainers.models import onnx
-from trainers.reporting import NeverStop, NullSink
 
 SPEC = """\
 name: reviews
@@ -47,24 +44,7 @@ def number(house: House) -> int:
 def trained(house: House, number: int) -> tuple[int, dict[str, object]]:
     """Train the first run of an experiment; returns its number and its figures."""
     first = house.runs(number)[0]
-    config = json.loads(house.store.runs.config(first.id))
-    sections = {name: config[name] for name in ("task", "model", "length", "batch")}
-    rates = {"hardware": "cpu", "device": "cpu", "price_usd_per_hour": 0.05, "price_date": "2026-01-01"}
-    folder = checkpoints_folder(house.settings, number, first.id)
-    outcome = train(
-        RunConfig.model_validate(
-            {
-                **sections,
-                "seed": 0,
-                "threads": 1,
-                "checkpoint": {"every_s": 0.0},
-                "rates": {**rates, "tdp_w": 7.5},
-                "workspace": workspace_of(house.settings, checkpoints=str(folder)),
-            }
-        ),
-        NullSink(),
-        NeverStop(),
-    )
+    outcome = outcome_of(house.store, house.settings, first)
     return first.id, dict(outcome.summary)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import orjson
 import pytest
+import sqlalchemy as sa
 
+from service.db import schema
 from tests.service.cli.house import House
 
 
@@ -137,6 +139,10 @@ def test_shares_and_use_are_shown(house: House) -> None:
     (project, user) = house.json("shares")
     assert (project["project"], project["user"], project["entitled_part"]) == ("default", None, 1.0)
     assert (user["waits"], user["held_devices"]) == (True, 0.0)
+    lane = {"project": "default", "owner": user["user"], "pool": "default", "hardware": "cpu"}
+    used = sa.insert(schema.share_usage).values(**lane, usd=7.4851e-4, at_s=house.store.clock())
+    house.store.database.write(lambda connection: connection.execute(used))
+    assert "$0.000749" in house.run("shares").output
     house.run("project", "limits", "default", "--budget", "usd=5")
     use = house.run("project", "usage", "default", "--month", "2026-02").output
     assert "default, 2026-02" in use and "budget: 0 of 5 USD, 5 left" in use

@@ -252,6 +252,11 @@ def test_cluster_shows_every_pool(house: House) -> None:
     assert "s1" in shown and "8 CPU, 2 GPU" in shown
     pools = house.json("cluster")["pools"]
     assert [(each["pool"], each["schedulers"]) for each in pools] == [("default", []), ("gpu", ["s1"])]
+    going = ClusterNode("2", "10.0.0.2", True, {"CPU": 8.0}, {}, draining=True, drain_deadline_s=45_296.0)
+    there.put_cluster(ClusterSnapshot(house.store.clock(), True, None, (node, going)))
+    shown = house.run("cluster", width=200).stdout
+    assert "pool gpu: node 10.0.0.2 is draining, and goes at 12:34:56 UTC; nothing starts there" in shown
+    assert "8 CPU, 2 GPU" in shown
     house.submitted(SPEC + "pool: gpu\n")
     assert "gpu" in house.run("queue", width=200).stdout
 

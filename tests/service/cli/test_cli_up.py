@@ -50,12 +50,12 @@ def test_up_serves_and_a_signal_ends_every_process(tmp_path: Path) -> None:
     answer = httpx.get(f"{url}/readyz")
     children = descendants(process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert answer.status_code == 200
     assert len(children) > 3
     assert process.returncode == 0
     assert said.endswith("stopping ...\nstopped\n")
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
 
 
@@ -66,10 +66,10 @@ def test_a_part_that_dies_is_named_and_takes_the_rest_down(tmp_path: Path) -> No
     children = descendants(process)
     (scheduler,) = [child for child in children if "scheduler" in child.cmdline()]
     scheduler.kill()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "error: the scheduler was killed by SIGKILL" in said
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
 
 
@@ -79,8 +79,8 @@ def test_killing_up_itself_leaves_nothing_behind(tmp_path: Path) -> None:
     process, _ = started(tmp_path)
     children = descendants(process)
     process.kill()
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(children, timeout=30)
+    process.communicate(timeout=240)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
 
 

@@ -111,12 +111,22 @@ def test_the_doctor_answers_where_everything_is_missing(
     for name in ("torch", "sqlalchemy", "sqlalchemy.engine", "httpx"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    findings = {finding.subject: finding for finding in examine(Settings(data_dir=blocked / "data"))}
+    settings = Settings(data_dir=blocked / "data", cache_dir=blocked / "cache")
+    findings = {finding.subject: finding for finding in examine(settings)}
     assert findings["torch"].health is FindingHealth.broken
     assert findings["data folder"].health is FindingHealth.broken
     assert "STILLHOUSE_DATA_DIR" in findings["data folder"].fix
+    assert findings["cache folder"].health is FindingHealth.broken
+    assert "STILLHOUSE_CACHE_DIR" in findings["cache folder"].fix
     assert findings["compiler"].health is FindingHealth.note
     assert findings["database"].health is FindingHealth.broken
+
+
+def test_a_storage_url_with_credentials_is_refused_and_not_shown() -> None:
+    result = run("doctor", STILLHOUSE_STORAGE_URL="s3://key:very-secret@bucket/prefix")
+    assert result.exit_code == 2
+    assert "give s3://bucket/prefix" in " ".join(result.output.split())
+    assert "very-secret" not in result.output
 
 
 def test_the_doctor_exits_1_when_something_is_broken(tmp_path: Path) -> None:

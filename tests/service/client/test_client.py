@@ -37,6 +37,7 @@ RUN: dict[str, Any] = {
     "step": 5, "task": "imdb", "student": "tiny", "precision": "fp32", "optimizer": "adamw",
     "implementation": "auto", "global_batch_size": 16, "strategy": "single", "workers": 1,
     "hardware": "cpu", "train_loss": "NaN", "first_attempt": 1,
+    "name": "", "starred": False, "tags": [], "notes": "",
 }  # fmt: skip
 
 

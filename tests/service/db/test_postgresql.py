@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -225,3 +226,46 @@ def test_classes_of_sqlstate_mean_one_thing(sqlstate: str, kind: type[StoreError
 )
 def test_codes_of_sqlite_mean_one_thing(name: str, message: str, kind: type[StoreError] | None) -> None:
     assert kind_of_sqlite_error(name, message) is kind
+
+
+@pytest.mark.postgresql
+def test_a_resting_database_holds_no_connection_but_those_in_use(postgresql_url: str) -> None:
+    with closing(Database(postgresql_url)) as database, psycopg.connect(postgresql_url) as observer:
+        observer.autocommit = True
+
+        def sessions() -> int:
+            others = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stillhouse'"
+            row = observer.execute(others).fetchone()
+            assert row is not None
+            return int(row[0])
+
+        def settles_at(count: int) -> bool:
+            deadline = time.monotonic() + 10
+            while sessions() != count and time.monotonic() < deadline:
+                time.sleep(0.02)  # The server notices a closed connection a moment later.
+            return sessions() == count
+
+        with database.read() as used:
+            names(database)
+            assert sessions() == 2
+            database.rest()
+            assert settles_at(1)
+            assert used.execute(sa.text("SELECT 1")).scalar_one() == 1
+        add(database, "again")
+        database.rest()
+        assert settles_at(0)
+
+
+@pytest.mark.postgresql
+def test_a_pool_of_one_takes_turns_and_opens_another_where_waiting_takes_long(postgresql_url: str) -> None:
+    with closing(Database(postgresql_url, pool_size=1)) as database:
+        threads = [threading.Thread(target=add, args=(database, f"m{n}")) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(names(database)) == 8
+        with database.read():
+            assert len(names(database)) == 8
+        assert isinstance(database.writers.pool, sa.QueuePool)
+        assert database.writers.pool.checkedin() == 1

@@ -62,7 +62,7 @@ def test_a_driver_carries_an_experiment_through(service: Store, driver: Store) -
     driver.drivers.note(experiment.id, experiment.attempt, "a note")
     first, second, third = driver.runs.page(experiment_id=experiment.id).items
     for run in (first, second):
-        attempt = driver.attempts.open(run.id, experiment.attempt, node="node", pid=2)
+        attempt = driver.attempts.open(run.id, experiment.attempt)
         driver.attempts.run_started(run.id, attempt, total_steps=10, resumed_from_step=0, facts={"a": 1})
         now = time.time()
         stale = driver.recording.record(

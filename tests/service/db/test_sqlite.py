@@ -168,6 +168,20 @@ def test_the_lock_gives_up_and_dies_with_its_holder(tmp_path: Path) -> None:
     lock.close()
 
 
+def test_a_waiting_writer_looks_for_its_turn_every_millisecond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(sqlite, "time", clock)
+    first, second = (sqlite.WriterLock(tmp_path / "x.db") for _ in range(2))
+    with first.held(), pytest.raises(StoreUnavailable), second.held(timeout_s=1.0):
+        pass
+    assert max(pauses) == 0.001
+    first.close()
+    second.close()
+
+
 def test_threads_wait_for_the_lock_too(tmp_path: Path) -> None:
     lock = sqlite.WriterLock(tmp_path / "x.db")
     inside = threading.Event()
@@ -254,7 +268,7 @@ def test_a_log_that_readers_hold_up_is_tried_again_after_growing_pauses(
     assert database.path is not None
     now = [0.0]
     monkeypatch.setattr(sqlite, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(sqlite, "SHORTEST_PAUSE_S", 0.125)
+    monkeypatch.setattr(sqlite, "SHORTEST_COPY_PAUSE_S", 0.125)
     checkpoints = sqlite.Checkpoints(database.path, at_least=1000)
     tried: list[float] = []
     with database.writers.connect() as connection, database.read() as reader:

@@ -9,7 +9,6 @@ import pytest
 
 from service.domain.access import (
     EVERYTHING,
-    LOCAL,
     Action,
     Principal,
     Role,
@@ -18,6 +17,8 @@ from service.domain.access import (
     Visibility,
     local,
 )
+
+LOCAL = local()
 
 
 def person(role: Role | None = None, scope: Scope = Scope.admin, **fields: object) -> Principal:

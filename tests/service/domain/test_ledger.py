@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.domain.ledger import AttemptUsage, Measured, account, ledger
+from service.domain.ledger import AttemptUsage, Measured, account, interruptions, ledger
 from service.domain.records import Placement
 from service.domain.states import RunState
 from trainers.errors import FailureClass
@@ -223,3 +223,23 @@ def test_overhead_of_an_attempt_is_no_lost_work() -> None:
     )
     charge = charged(dead, tried(2, 200.0, 300.0)).charges[0]
     assert (charge.time_s, charge.overhead_s, charge.lost_s) == (100.0, 60.0, 40.0)
+
+
+def test_interruptions_are_set_against_the_on_demand_price() -> None:
+    preempted = tried(end=HOUR, failure_class=FailureClass.preempted, state=RunState.failed)
+    again = {"resumed_from_step": 50, "resumed_from_s": HOUR - 900.0}
+    restart = Measured(overhead_s={"restart": 300.0})
+    spot = charged(preempted, tried(2, HOUR, 2 * HOUR, measured=restart, **again))
+    own_mistake = charged(
+        tried(failure_class=FailureClass.bug, state=RunState.failed), tried(2, HOUR, 2 * HOUR)
+    )
+    found = interruptions([(spot, 3.0), (own_mistake, 3.0)])
+    assert found is not None
+    assert (found.attempts, found.lost_s) == (1, 1200.0)
+    assert found.lost_usd == pytest.approx(PRICE / 3)
+    assert found.cost_usd == pytest.approx(4 * PRICE)
+    assert found.on_demand_usd == pytest.approx(3 * (4 - 1 / 3) * PRICE)
+    assert found.words == (
+        "1 interruption cost 20 min 00 s and $0.667 of $8.00; on demand the same runs would have cost "
+        "$22.00, $14.00 more"
+    )

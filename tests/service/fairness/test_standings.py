@@ -177,3 +177,19 @@ def test_who_waits_is_told_the_first_reason_that_applies(
 
 def test_a_lane_is_a_pool_and_a_kind() -> None:
     assert Lane("p", "h100") != Lane("q", "h100")
+
+
+def test_a_project_whose_budget_is_spent_leaves_its_share_to_the_others() -> None:
+    claimants = [
+        experiment(1, "nlp", running=1, waiting=3, user="ann"),
+        experiment(2, "vision", running=2, waiting=1, user="bob"),
+    ]
+    usage = used(nlp_ann_h100=90.0, vision_bob_h100=10.0)
+    spent = ProjectTerms(weight=3.0, holds="project nlp has used its budget")
+    found = division(claimants, capacity(h100=4.0), usage, nlp=spent)
+    nlp, vision = found.project_score("nlp", H100), found.project_score("vision", H100)
+    assert (nlp.entitled_part, vision.entitled_part) == (0.0, 1.0)
+    assert vision.excess_usd == 0.0
+    assert found.share_errors() == {"vision": 0.0}
+    reasons = {each.experiment_id: each.reason for each in found.waiting()}
+    assert reasons == {1: WaitingReason.budget}

@@ -11,9 +11,10 @@ import pytest
 from pydantic import SecretStr
 
 from service.config.settings import MailSecurity, Settings
+from service.db.errors import BadValue
 from service.domain.events import Topic
 from service.domain.notifications import DeliveryState
-from service.notifications.channels import BadSubscription, Undeliverable
+from service.notifications.channels import Undeliverable
 from service.notifications.courier import Courier
 from service.notifications.subscribing import CHANNELS, subscribe
 from service.store import Store
@@ -97,10 +98,10 @@ def test_a_refused_recipient_is_tried_again_only_if_that_may_help(
 
 @pytest.mark.parametrize("target", ["ada", "a@b@c", "ada@example.com\nBcc: x@y", "ada <a@b.c>", "@", ""])
 def test_bad_addresses_are_refused(target: str, tmp_path: Path) -> None:
-    with pytest.raises(BadSubscription, match="not an e-mail address"):
+    with pytest.raises(BadValue, match="not an e-mail address"):
         CHANNELS[MAIL].check(target, Settings(data_dir=tmp_path, smtp_host="localhost"))
 
 
 def test_without_a_server_no_one_subscribes_to_mail(tmp_path: Path) -> None:
-    with pytest.raises(BadSubscription, match="STILLHOUSE_SMTP_HOST"):
+    with pytest.raises(BadValue, match="STILLHOUSE_SMTP_HOST"):
         CHANNELS[MAIL].check("ada@example.com", Settings(data_dir=tmp_path))

@@ -19,12 +19,14 @@ import pytest
 
 from service.config.hosts import AllowedHosts
 from service.config.settings import Settings
+from service.db.errors import BadValue
 from service.domain.events import Topic
 from service.domain.notifications import DeliveryState, NewSubscription
 from service.notifications import courier as couriers
-from service.notifications.channels import BadSubscription, Undeliverable
+from service.notifications.channels import Undeliverable
 from service.notifications.courier import ATTEMPTS, Courier, retry_in_s
 from service.notifications.subscribing import CHANNELS, subscribe
+from service.notifications.webhook import Slack
 from service.store import NewExperiment, Store
 from service.store.notifications import Outgoing
 from tests.conformance.building import plans_of
@@ -62,6 +64,35 @@ def cancelled(store: Store, owner: str = "ada") -> int:
     experiment, _ = store.submissions.submit(NewExperiment(spec, plans, spec_text=text, owner=owner))
     store.requests.cancel(experiment.id)
     return experiment.id
+
+
+@pytest.mark.parametrize("channel", ["slack", "teams"])
+def test_a_chat_gets_words_and_a_link_and_no_signature(
+    store: Store, settings: Settings, receiver: HttpReceiver, channel: str
+) -> None:
+    made = subscribe(store, settings, owner="ada", channel=channel, target=receiver.url, topics=[Topic.end])
+    experiment = cancelled(store)
+    assert Courier(store, settings).run_once().delivered
+    ((_, headers, body),) = receiver.requests
+    assert made.secret is None
+    assert "webhook-signature" not in headers
+    message = json.loads(body)
+    link = f"{str(settings.url).rstrip('/')}/experiments/{experiment}"
+    if channel == "slack":
+        title, _, reference = message["text"].split("\n")
+        assert (title, reference) == ("*conformance: experiment.cancelled*", f"<{link}|{link}>")
+    else:
+        (attached,) = message["attachments"]
+        assert attached["content"]["body"][0]["text"] == "conformance: experiment.cancelled"
+        assert attached["content"]["actions"][0]["url"] == link
+
+
+def test_slack_finds_no_mentions_in_what_users_wrote(settings: Settings) -> None:
+    body = json.dumps({"type": "notice.test", "timestamp": "now", "data": {"message": "<!channel> & so on"}})
+    content = Slack().content(
+        Outgoing(1, 1, "m", 1, body, "slack", "https://hooks.slack.com/", None), settings
+    )
+    assert "&lt;!channel&gt; &amp; so on" in json.loads(content)["text"]
 
 
 def test_a_message_arrives_signed(store: Store, settings: Settings, receiver: HttpReceiver) -> None:
@@ -158,7 +189,7 @@ def test_a_secret_in_a_url_is_in_no_log_and_no_answer(
 def test_an_error_about_a_url_does_not_quote_its_secret(
     store: Store, settings: Settings, target: str
 ) -> None:
-    with pytest.raises(BadSubscription) as refused:
+    with pytest.raises(BadValue) as refused:
         told(store, settings, target)
     assert "T0123456789" not in str(refused.value)
 
@@ -295,7 +326,7 @@ def test_an_address_as_the_host_is_refused_when_the_subscription_is_made(
 ) -> None:
     host = f"[{address}]" if ":" in address else address
     settings = Settings(data_dir=tmp_path, webhook_hosts="*")
-    with pytest.raises(BadSubscription, match="that is not public"):
+    with pytest.raises(BadValue, match="that is not public"):
         CHANNELS[WEBHOOK].check(f"http://{host}/", settings)
 
 
@@ -340,7 +371,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(
 def test_bad_targets_are_refused_in_one_line_and_nothing_is_stored(
     store: Store, settings: Settings, url: str, error: str
 ) -> None:
-    with pytest.raises(BadSubscription, match=error) as raised:
+    with pytest.raises(BadValue, match=error) as raised:
         told(store, settings, url)
     assert "\n" not in str(raised.value)
     assert raised.value.field == "target"
@@ -348,7 +379,7 @@ def test_bad_targets_are_refused_in_one_line_and_nothing_is_stored(
 
 
 def test_without_a_list_webhooks_go_nowhere(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(BadSubscription, match="STILLHOUSE_WEBHOOK_HOSTS"):
+    with pytest.raises(BadValue, match="STILLHOUSE_WEBHOOK_HOSTS"):
         told(store, Settings(data_dir=tmp_path), "https://hooks.example.com/")
 
 

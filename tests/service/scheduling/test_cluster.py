@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.config.hardware import CATALOGUE
 from service.domain.serialization import adapter
-from service.scheduling.cluster import NODE_ID, ClusterNode, ClusterSnapshot, FreeRoom, unsatisfiable
+from service.scheduling.cluster import (
+    NODE_ID,
+    ClusterNode,
+    ClusterSnapshot,
+    FreeRoom,
+    devices_of,
+    unsatisfiable,
+)
 from service.specs.experiment import ExperimentSpec, validate
 from tests.service.placing import fits
 
@@ -102,9 +111,22 @@ def test_dead_nodes_do_not_count() -> None:
     assert unsatisfiable(spec(), snapshot) == "the cluster has no live node"
 
 
+def test_a_draining_node_takes_nothing_and_is_named_to_those_that_need_it() -> None:
+    labels = {"kind": "new"}
+    there = ClusterNode("a", "10.0.0.2", True, {"CPU": 9.0}, {"CPU": 9.0}, labels)
+    going = replace(there, draining=True, drain_deadline_s=45_296.0)
+    assert devices_of(CATALOGUE["cpu"], [there, going]) == 9.0
+    assert not FreeRoom([going]).holds({"CPU": 1.0}, labels, 1)
+    snapshot = ClusterSnapshot(1.0, True, None, (going,))
+    assert snapshot.totals == {}
+    said = "the cluster has no live node (node 10.0.0.2 is draining, and goes at 12:34:56 UTC)"
+    assert unsatisfiable(spec(), snapshot) == said
+    assert replace(going, drain_deadline_s=None).departure == "node 10.0.0.2 is draining"
+
+
 def test_totals_and_document() -> None:
     snapshot = cluster({"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0})
-    assert snapshot.totals == snapshot.available == {"CPU": 5.0, "GPU": 1.0}
+    assert snapshot.totals == {"CPU": 5.0, "GPU": 1.0}
     kind = adapter(ClusterSnapshot)
     assert kind.validate_python(kind.dump_python(snapshot, mode="json")) == snapshot
 

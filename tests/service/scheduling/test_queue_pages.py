@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.db.errors import BadPageToken
 from service.scheduling.queue_pages import ClaimTurn, WaitingCount, stretches
-from service.store import BadPageToken
 
 Waiting = dict[tuple[int, str], list[float]]
 """When each experiment of a priority and owner joined the queue, in order."""

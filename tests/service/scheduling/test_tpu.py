@@ -145,7 +145,7 @@ def test_a_preview_shows_the_price_and_what_is_missing() -> None:
     package, unproven = notes_of(spec, CATALOGUE)
     assert package.startswith("hardware tpu-v5e needs torch_tpu on its nodes, which is ")
     assert package.endswith("installed here: pip install 'stillhouse[tpu]'")
-    assert unproven == "hardware tpu-v5e: this version has never been run on a TPU"
+    assert unproven == "hardware tpu-v5e: this version has never been run on such a TPU"
     assert notes_of(spec_of(hardware="cpu", precision="fp32"), CATALOGUE) == ()
 
 

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.drawing import scaled
-from trainers.checkpoints import manifest, store
+from trainers.checkpoints import manifest
 from trainers.checkpoints.store import CheckpointStore, Snapshot, load
+from trainers.data import storage
 from trainers.errors import CheckpointError
 from trainers.reporting import OnlyAttempt
 
@@ -130,7 +131,7 @@ def test_full_disk_leaves_the_one_before(checkpoints, monkeypatch, call):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(storage.os, "fsync", full)
     try:
         checkpoints.save(2, snapshot(2), describe)
     except CheckpointError as error:
@@ -276,3 +277,11 @@ def test_a_checkpoint_under_another_attempts_name_is_none(tmp_path):
     later = CheckpointStore(tmp_path, keep=2, fence=OnlyAttempt(7))
     shutil.copytree(first.path(10), later.path(10))
     assert manifest.verify(later.path(10)) == "the manifest is for step 10 of attempt 1"
+
+
+def test_a_checkpoint_on_record_that_no_file_stands_for_is_an_error(checkpoints, tmp_path) -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"step 1,190 is on record, but .* sees none in {tmp_path / 'run'}"
+    ):
+        checkpoints.newest(lambda line: None, on_record=1190)
+    assert checkpoints.newest(lambda line: None, on_record=None) is None

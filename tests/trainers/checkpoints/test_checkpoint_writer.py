@@ -148,7 +148,7 @@ def test_full_disk_ends_the_run_in_one_line(configure, recorder, monkeypatch):
     with pytest.raises(CheckpointError, match=r"step 4 .*No space left on device") as caught:
         train(config, recorder, NeverStop())
     failure, line = classify(caught.value)
-    assert failure is FailureClass.infrastructure and "\n" not in line
+    assert failure is FailureClass.storage and "\n" not in line
     assert steps_in(config) == recorder.saved == [2]
 
 
@@ -212,7 +212,7 @@ def test_every_worker_learns_of_a_failure_in_the_thread(launch, config_in, tmp_p
     )
     for result in launch([config]).results:
         [run] = result["runs"]
-        assert run["failure"] == "infrastructure" and "step 2 cannot be written" in run["message"]
+        assert run["failure"] == "storage" and "step 2 cannot be written" in run["message"]
 
 
 def test_host_copy_is_reused_and_no_later_step_changes_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from trainers.entrypoint import train
@@ -16,9 +17,14 @@ from trainers.reporting import NeverStop
 # torch's compiler uses what torch deprecates, and asks hidden states for their gradients.
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_compiled_run_has_the_losses_of_a_plain_one(config_in, tmp_path, recorder):
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"], ids=["C++", "graphs"])
+def test_compiled_run_has_the_losses_of_a_plain_one(config_in, tmp_path, recorder, monkeypatch, backend):
     from torch._dynamo.utils import counters  # Takes seconds, which collecting the tests would take as well.
 
+    compile_layer = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda layer, **how: compile_layer(layer, backend=backend, **how)
+    )
     changes = {"model__dropout": 0.0, "length": {"steps": 8}}
     counters["stats"].clear()
     plain = type(recorder)()

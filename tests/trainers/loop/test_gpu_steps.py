@@ -38,7 +38,7 @@ from trainers.models.packed_attention import PACKED_ATTENTION
 from trainers.models.student import Output
 from trainers.optimizers.masters import MasterAdamW
 from trainers.process import reset_process
-from trainers.reporting import Clock, NeverStop, NullSink
+from trainers.reporting import NeverStop, NullSink, RunHistory
 from trainers.tasks import TASKS
 from trainers.telemetry.instruments import Instruments
 from trainers.workers import Workers
@@ -92,7 +92,12 @@ def assembled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[RunConfig],
             instruments = stack.enter_context(Instruments(config, began_s))
             reset_process(config)
             return assemble(
-                config, NullSink(), NeverStop(), clock=Clock(), began_s=began_s, instruments=instruments
+                config,
+                NullSink(),
+                NeverStop(),
+                history=RunHistory(),
+                began_s=began_s,
+                instruments=instruments,
             )
 
         yield make

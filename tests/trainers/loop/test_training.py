@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from trainers.data.batches import TrainingBatches
 from trainers.data.synthetic import write_corpus
 from trainers.entrypoint import train
 from trainers.errors import NotFiniteError
-from trainers.loop.trainer import Trainer
 from trainers.models import origin, student
 from trainers.process import reset_process
 from trainers.reporting import NeverStop, Provenance, StopReason
@@ -145,23 +143,10 @@ def test_measurements_say_what_is_modelled(configure, recorder):
     assert modelled == {"cost_usd", "energy_kwh", "window_energy_kwh"} | of_training
 
 
-def test_the_log_has_evaluations_the_end_and_what_is_printed(configure, recorder, monkeypatch, capsys):
-    evaluate = Trainer.evaluate
-
-    def evaluate_aloud(trainer):
-        print("half a line, ", end="")
-        print("and the rest")
-        sys.stderr.write("a warning\n")
-        assert sys.stdout.encoding.lower() == "utf-8"
-        evaluate(trainer)
-
-    monkeypatch.setattr(Trainer, "evaluate", evaluate_aloud)
+def test_the_log_has_evaluations_and_the_end(configure, recorder):
     train(configure(), recorder, NeverStop())
     assert "begins at step 0 of 6" in recorder.logs and recorder.logs[-1] == "ended at step 6 of 6"
-    assert {"half a line, and the rest", "a warning"} <= set(recorder.logs)
     assert any(line.startswith("step 6 of 6: ") and "accuracy 0." in line for line in recorder.logs)
-    print("afterwards")
-    assert "afterwards" not in recorder.logs and "half a line, and the rest" in capsys.readouterr().out
 
 
 def test_stop_ends_at_a_step_boundary_with_a_checkpoint(configure, recorder):

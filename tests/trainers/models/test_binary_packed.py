@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cuda_ext import binary
+from cuda_ext import binary, native
 from tests.trainers import binary_models as made
-from trainers.checkpoints import manifest
 from trainers.config import Numerics
+from trainers.data import storage
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED
 from trainers.models.binary import install, load_packed
@@ -30,7 +30,7 @@ IDS = torch.arange(1, 25).view(2, 12)
 
 @pytest.fixture(autouse=True)
 def kernels() -> None:
-    if reason := binary.why_unavailable("cpu"):
+    if reason := native.why_unavailable("cpu", binary.require):
         pytest.skip(f"no CPU kernels here: {reason}")
 
 
@@ -72,8 +72,8 @@ def exported(model: Any, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     (folder / "README.md").write_text("# A model\n")
     (folder / "vocab.txt").write_text("[PAD]\n")
-    files = {path.name: manifest.seal(path) for path in folder.iterdir()}
-    (folder / manifest.MANIFEST).write_text(json.dumps({"run": 7, "checkpoint": "best", "files": files}))
+    files = {path.name: storage.seal(path) for path in folder.iterdir()}
+    (folder / storage.MANIFEST).write_text(json.dumps({"run": 7, "checkpoint": "best", "files": files}))
     return folder
 
 
@@ -223,9 +223,9 @@ def edit(folder: Path, change: Any, *, sealed: bool) -> None:
     change(fields)
     path.write_text(json.dumps(fields))
     if sealed:
-        listing = json.loads((folder / manifest.MANIFEST).read_text())
-        listing["files"]["config.json"] = manifest.seal(path)
-        (folder / manifest.MANIFEST).write_text(json.dumps(listing))
+        listing = json.loads((folder / storage.MANIFEST).read_text())
+        listing["files"]["config.json"] = storage.seal(path)
+        (folder / storage.MANIFEST).write_text(json.dumps(listing))
 
 
 def truncate(folder: Path) -> None:
@@ -249,8 +249,8 @@ DAMAGE = {
     ),
     "not a packed model": lambda folder: edit(folder, lambda fields: fields.pop("packed"), sealed=True),
     "packed.safetensors is missing": lambda folder: (folder / PACKED_WEIGHTS).unlink(),
-    "manifest.json is missing": lambda folder: (folder / manifest.MANIFEST).unlink(),
-    "manifest.json cannot be read": lambda folder: (folder / manifest.MANIFEST).write_text("{"),
+    "manifest.json is missing": lambda folder: (folder / storage.MANIFEST).unlink(),
+    "manifest.json cannot be read": lambda folder: (folder / storage.MANIFEST).write_text("{"),
 }
 
 

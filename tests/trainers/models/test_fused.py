@@ -56,7 +56,7 @@ def batch_for(encoder: str, copies: int = 1) -> Batch:
 
 
 def test_hidden_states_and_gradients_are_those_of_the_default_to_rounding() -> None:
-    before = kernels.rows_done()
+    before = torch.ops.stillhouse.encoder_counters()
     found = parity.measure(
         build("huggingface"),
         lambda model: install(model, "fused"),
@@ -72,7 +72,7 @@ def test_hidden_states_and_gradients_are_those_of_the_default_to_rounding() -> N
     passed = 1 + 4 * layers  # embeddings, and four kernels in each layer
     # Dropped attention is computed three times, and differentiated in each direction.
     attended, differentiated = passed + 3, passed + parity._DIRECTIONS
-    forward, backward = kernels.rows_done()
+    forward, backward = torch.ops.stillhouse.encoder_counters()
     assert (forward - before[0], backward - before[1]) == (rows * attended, rows * differentiated)
 
 

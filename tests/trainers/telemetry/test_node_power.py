@@ -22,10 +22,9 @@ from trainers.device_kinds.counters import Device
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
 from trainers.reporting import Provenance
+from trainers.telemetry import instruments
 from trainers.telemetry import instruments as instruments_module
-from trainers.telemetry import node_power
-from trainers.telemetry.instruments import Instruments
-from trainers.telemetry.node_power import NODE_POWER, NodeMeter
+from trainers.telemetry.instruments import NODE_POWER, Instruments, NodeMeter
 from trainers.telemetry.sampling import find_rapl
 from trainers.workers import Workers
 
@@ -162,7 +161,7 @@ def test_a_node_whose_sources_give_no_reading_has_no_power(on_path, answer, code
 
 def test_power_is_held_between_readings_and_lost_after_a_while(monkeypatch):
     now, power_w = [0.0], [100.0]
-    monkeypatch.setattr(node_power, "NODE_POWER", {"meter": lambda _: lambda: power_w[0]})
+    monkeypatch.setattr(instruments, "NODE_POWER", {"meter": lambda _: lambda: power_w[0]})
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     meter = NodeMeter(Site(), every_s=3600.0)
     assert meter.read_j() == 0.0

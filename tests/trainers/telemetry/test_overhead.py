@@ -16,7 +16,7 @@ from trainers.data.cache import counted_by, preparing
 from trainers.dry_runs import micro_batch
 from trainers.dry_runs.micro_batch import DryRun
 from trainers.entrypoint import make_ready, train
-from trainers.reporting import Clock, NeverStop
+from trainers.reporting import NeverStop, RunHistory
 from trainers.telemetry.instruments import OVERHEAD_TIME
 from trainers.telemetry.timeline import OVERHEAD, OWN, Phase, Timeline
 from trainers.workers import Workers
@@ -143,7 +143,9 @@ def test_first_and_later_runs_have_the_same_parts_of_their_own(config_in: Config
             rates__price_usd_per_hour=3600.0,
         )
         began_s = time.time()
-        summaries.append(train(config, recorder, NeverStop(), clock=Clock(opened_s=began_s - 60.0)).summary)
+        summaries.append(
+            train(config, recorder, NeverStop(), history=RunHistory(opened_s=began_s - 60.0)).summary
+        )
         stretches = [m for m in recorder.measurements if m.name == OVERHEAD_TIME and m.scope != "run"]
         assert all(began_s - 1e-3 <= m.start_s <= m.end_s <= time.time() for m in stretches)
         assert sum(m.value for m in stretches) == pytest.approx(summaries[-1]["overhead_time_s"])

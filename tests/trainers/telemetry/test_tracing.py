@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.trainers.conftest import Configure, Launch, Recorder
+from trainers.data.storage import Place
 from trainers.entrypoint import train
 from trainers.reporting import NeverStop
 from trainers.telemetry import tracing
@@ -175,10 +176,10 @@ def test_a_clock_that_exchanges_contradict_is_moved_between_their_bounds() -> No
 def test_a_full_disk_ends_no_run(
     configure: Configure, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> None:
+    def full(file: Place, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tracing, "sync", full)
+    monkeypatch.setattr(tracing, "put", full)
     outcome = train(configure(telemetry__trace_steps=1, length__steps=2), recorder, NeverStop())
     assert outcome.status == "completed"
     assert any("the trace was not saved" in line for line in recorder.logs)

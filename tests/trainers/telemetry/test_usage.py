@@ -20,10 +20,10 @@ from trainers.entrypoint import train
 from trainers.loop import run_figures
 from trainers.loop.progress import Progress
 from trainers.loop.run_figures import RunFigures
-from trainers.reporting import Clock, NeverStop, Provenance, StopReason
+from trainers.reporting import NeverStop, Provenance, RunHistory, StopReason
 from trainers.telemetry import instruments as instruments_module
 from trainers.telemetry.flops import FlopCount, Tally
-from trainers.telemetry.heartbeat import HeartbeatFile
+from trainers.telemetry.heartbeat import Heartbeat, HeartbeatFile
 from trainers.telemetry.instruments import OVERHEAD_SCOPE, Instruments
 from trainers.telemetry.sampling import Sampled, find_rapl, machine, machine_cpu_s
 from trainers.telemetry.timeline import Phase
@@ -336,6 +336,9 @@ def test_lost_time_is_what_dead_attempts_did_after_the_checkpoint(tmp_path):
     assert before.lost_s == 10.0 + 5.0
     assert before.queue_s == (300.0 - 260.0) + (320.0 - 305.0)
     assert not (tmp_path / "alive-100-1").exists()
+    # As the attempt is told where checkpoints are in an object store.
+    on_record = Heartbeat(320.0, ((100.0, 160.0), (200.0, 260.0), (300.0, 305.0)))
+    assert on_record.look_back(kept_until_s=250.0, submitted_s=50.0) == before
 
 
 def test_without_a_checkpoint_all_work_of_dead_attempts_is_lost(tmp_path):
@@ -366,10 +369,10 @@ class KilledInStage2(Recorder):
 def test_work_of_an_ended_stage_is_not_lost_with_the_next_one(configure, worked_s, lost_s):
     stages = [{"length": {"steps": 4}}, {"optimizer": {"learning_rate": 2e-4}}]
     config = configure(stages=stages, distillation={}, telemetry={"sample_every_s": 0.01})
-    first = Clock(opened_s=time.time() - 1000.0, submitted_s=time.time() - 1007.0)
+    first = RunHistory(opened_s=time.time() - 1000.0, submitted_s=time.time() - 1007.0)
     killed = KilledInStage2()
     with pytest.raises(RuntimeError, match="killed"):
-        train(config, killed, killed, clock=first)
+        train(config, killed, killed, history=first)
     root = Path(config.workspace.checkpoints)
     ended_s = json.loads((root / "stages" / "1" / "stage.json").read_text())["ended_s"]
     (alive,) = root.glob("alive-*")
@@ -378,8 +381,8 @@ def test_work_of_an_ended_stage_is_not_lost_with_the_next_one(configure, worked_
     else:
         os.utime(alive, (ended_s + worked_s, ended_s + worked_s))
     rest = Recorder()
-    again = Clock(opened_s=ended_s + 50.0, submitted_s=first.submitted_s)
-    summary = train(config, rest, NeverStop(), clock=again).summary
+    again = RunHistory(opened_s=ended_s + 50.0, submitted_s=first.submitted_s)
+    summary = train(config, rest, NeverStop(), history=again).summary
     assert rest.facts["resumed_from_s"] == ended_s
     assert summary["lost_since_checkpoint_time_s"] == pytest.approx(lost_s, abs=1e-3)
     assert summary["queue_time_s"] == pytest.approx(7.0 + 50.0 - lost_s, abs=1e-3)

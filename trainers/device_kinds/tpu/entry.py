@@ -1,9 +1,5 @@
 """The device kind of TPUs. Imports no torch."""
 
-from __future__ import annotations
-
-from types import MappingProxyType
-
 from trainers.device_kinds.kind import DeviceKind
 from trainers.registry import Deferred
 
@@ -14,26 +10,25 @@ TPU = DeviceKind(
     torch_type="tpu",
     load=Deferred("trainers.device_kinds.tpu.backend:TpuBackend"),
     requires="torch_tpu",
-    proven=False,
+    trained_on=(),
     static_shapes=True,
-    serves=MappingProxyType(
-        {
-            "model.teacher": (None,),
-            "model.compile": (False,),
-            "model.cuda_graphs": (False,),
-            "optimizer.implementation": ("auto", "single_unfused", "multi_unfused"),
-            "numerics.parameters": ("fp32",),
-            "numerics.embeddings": ("fp32",),
-            "numerics.evaluation": ("same", "fp32", "bf16"),
-            "parallel.strategy": ("single", "ddp"),
-            "parallel.compression": ("none",),
-            "queue.share_device": (False,),
-            "deterministic": (False,),
-        }
-    ),
+    serves={
+        "model.teacher": (None,),
+        "model.compile": (False,),
+        "model.cuda_graphs": (False,),
+        "optimizer.implementation": ("auto", "single_unfused", "multi_unfused"),
+        "numerics.parameters": ("fp32",),
+        "numerics.embeddings": ("fp32",),
+        "numerics.evaluation": ("same", "fp32", "bf16"),
+        "parallel.strategy": ("single", "ddp"),
+        "parallel.compression": ("none",),
+        "queue.share_device": (False,),
+        "deterministic": (False,),
+    },
     fused_steps=False,
     ray_resource="TPU",
-    ray_scaling=MappingProxyType({"use_tpu": True}),
+    pod_resource="google.com/tpu",
+    ray_scaling={"use_tpu": True},
     process_group="cpu:gloo,tpu:tpu_dist",
     link_gb_s=25.0,
     behind_host=True,

@@ -1,13 +1,10 @@
 """Latent weights during training: sharpness, clipping, and how many signs an update flips."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from trainers.models.binary.install import settings_of
 from trainers.models.binary.layers import BinaryLinear, has_signs
@@ -39,7 +36,6 @@ class BinaryLatent(Latent):
         self._before: list[list[torch.Tensor]] = []
         self._counted: torch.Tensor | None = None
 
-    @override
     def begin_step(self, step: int, total_steps: int, *, counts: bool) -> None:
         sharpness = self._settings.sharpness
         now = sharpness_at(getattr(sharpness, "from"), sharpness.to, step, total_steps)  # type: ignore[attr-defined]
@@ -47,13 +43,11 @@ class BinaryLatent(Latent):
             derivative.sharpness = now
         self._counts = counts and bool(self._layers)
 
-    @override
     @torch.no_grad()
     def before_update(self) -> None:
         if self._counts:
             self._before = [[_centred(linear) >= 0 for linear in layer] for layer in self._layers.values()]
 
-    @override
     @torch.no_grad()
     def after_update(self) -> None:
         limit = self._settings.clip
@@ -68,7 +62,6 @@ class BinaryLatent(Latent):
             self._counted = torch.stack(counts)
             self._before, self._counts = [], False
 
-    @override
     def points(self) -> Mapping[str, float]:
         if self._counted is None:
             return {}
@@ -81,7 +74,6 @@ class BinaryLatent(Latent):
                 points[f"{name}_layer_{number}"] = 100.0 * count / size
         return points
 
-    @override
     def figures(self) -> Mapping[str, float]:
         within, whole = _bits(self._student, self._settings)
         return {"bits_per_weight": within, "bits_per_weight_with_embeddings": whole}

@@ -1,7 +1,5 @@
 """Installs quantised layers in a model, sets their first scales from data, and splits ternary models."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -127,7 +125,6 @@ def calibrating(model: nn.Module) -> Iterator[None]:
 
 
 def awaits_data(model: nn.Module) -> bool:
-    """Whether a learned scale is still 0."""
     return any(
         name.endswith("_scale") and parameter.ndim == 0 and not bool(parameter)
         for name, parameter in model.named_parameters()

@@ -1,7 +1,5 @@
 """Layers that compute with quantised copies of their latent fp32 weights: Linear, Embedding, attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import AttentionInterface
-from typing_extensions import override
 
 from trainers.models.binary.quantisers import (
     SMALLEST_SCALE,
@@ -42,7 +39,6 @@ class FrozenLinear:
 
     @property
     def stored_scale(self) -> torch.Tensor:
-        """(1,) where it is the same for all outputs, else (outputs,)."""
         return self.scale[:1] if bool((self.scale == self.scale[:1]).all()) else self.scale
 
 
@@ -56,7 +52,6 @@ class BinaryLinear(nn.Linear):
     weights: WeightQuantiser
     inputs: Inputs | None
 
-    @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         scale, shift = learned_of(self, "input", self.inputs, input)
         product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
@@ -201,7 +196,6 @@ class _Quantised(torch.autograd.Function):
 
 
 def quantised(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """a q(x), for operands that are not the input of a Linear."""
     result: torch.Tensor = _Quantised.apply(x, scale, shift, inputs)  # type: ignore[no-untyped-call]
     return result
 
@@ -211,7 +205,6 @@ class SignEmbedding(nn.Embedding):
 
     derivative: Derivative
 
-    @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = _SignRows.apply(super().forward(input), self.derivative)  # type: ignore[no-untyped-call]
         return rows

@@ -18,8 +18,6 @@ Other parameters are the model's; a word table is float16, or has `weight_bits` 
 `manifest.json` has the size and SHA-256 of every other file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -36,11 +34,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
-from typing_extensions import override
 
 from cuda_ext import binary
 from cuda_ext.errors import BuildError, ConfigurationError
 from trainers.checkpoints import manifest
+from trainers.data import storage
 from trainers.errors import BadSpecError
 from trainers.model_kinds.families import QUANTISED, family_of
 from trainers.models.architectures import architecture_of, tied_to
@@ -140,7 +138,6 @@ class PackedTable(nn.Module):
 
 
 def table_tensors(table: HalfEmbedding | SignEmbedding) -> dict[str, torch.Tensor]:
-    """Tensors of the `PackedTable` for trained word embeddings."""
     weight = table.weight.detach()
     if isinstance(table, HalfEmbedding):
         return {"weight": weight.half()}
@@ -208,7 +205,6 @@ def one_bit(name: str, layer: BinaryLinear) -> FrozenLinear:
 
 
 def tables_of(model: nn.Module) -> list[tuple[str, HalfEmbedding | SignEmbedding]]:
-    """Word embeddings that have a packed form, by name."""
     kinds = (HalfEmbedding, SignEmbedding)
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
@@ -228,13 +224,11 @@ class PackedInference(Inference):
         kernels = binary.capability() if device.type == "cpu" else device.type  # `avx512`, `cuda`
         self.name = f"one bit a weight ({kernels} kernels), {training.name} elsewhere"
 
-    @override
     def keep(self, model: nn.Module) -> None:
         pack(model)
         self._packed = model
 
     @contextlib.contextmanager
-    @override
     def on(self, model: nn.Module) -> Iterator[None]:
         if self._packed is model:
             yield
@@ -280,15 +274,15 @@ def write(source: Path, target: Path) -> dict[str, Any]:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / PACKED_WEIGHTS)
     described = {**fields, PACKED: {"layout": LAYOUT, "layers": layers}}
     (target / _CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True), encoding="utf-8")
-    listing = json.loads((source / manifest.MANIFEST).read_text(encoding="utf-8"))
+    listing = json.loads((source / storage.MANIFEST).read_text(encoding="utf-8"))
     for name in listing["files"]:
         if name not in (WEIGHTS, _CONFIG, _CARD):
             shutil.copyfile(source / name, target / name)
     if (source / _CARD).is_file():
         (target / _CARD).write_text(_card((source / _CARD).read_text(encoding="utf-8")), encoding="utf-8")
     files = sorted(path for path in target.iterdir() if path.is_file())
-    listing["files"] = {path.name: manifest.seal(path) for path in files}
-    (target / manifest.MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
+    listing["files"] = {path.name: storage.seal(path) for path in files}
+    (target / storage.MANIFEST).write_text(json.dumps(listing, indent=1), encoding="utf-8")
     return dict(listing)
 
 
@@ -403,7 +397,7 @@ def _verify(folder: Path) -> None:
                     f"{folder}: {name} has {length} bytes, and the manifest says {size}; copy the folder "
                     "again"
                 )
-            if manifest.digest(folder / name) != sha256:
+            if storage.digest(folder / name) != sha256:
                 raise BadSpecError(f"{folder}: {name} does not match its checksum; copy the folder again")
     except FileNotFoundError as error:
         raise BadSpecError(
@@ -411,7 +405,7 @@ def _verify(folder: Path) -> None:
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadSpecError(
-            f"{folder}: {manifest.MANIFEST} cannot be read ({error}); copy the folder again"
+            f"{folder}: {storage.MANIFEST} cannot be read ({error}); copy the folder again"
         ) from None
 
 

@@ -5,8 +5,6 @@ a product is `(a s) sum(q t)` with a sum of integers, which fp32 holds exactly. 
 replaced by that of a surrogate phi(u), u being a weight, or an input in units of its scale.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +53,6 @@ def swish(u: torch.Tensor, k: float) -> torch.Tensor:
 
 
 def times(derivative: Derivative, grad: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Returns grad phi'(u); may overwrite `grad`."""
     if derivative.slope is clipped:
         return within(grad, u, -1.0, 1.0)
     factor = derivative(u)

@@ -1,9 +1,7 @@
 """Section `model.binary`: quantisers of weights and inputs, embeddings, derivatives. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, create_model, field_validator, model_validator
 
@@ -109,7 +107,7 @@ class Binary(Section):
         return bits
 
     @model_validator(mode="after")
-    def _has_bits(self) -> Binary:
+    def _has_bits(self) -> Self:
         served = ACTIVATIONS[self.activations].bits
         if self.activation_bits not in served:
             raise ValueError(
@@ -119,7 +117,7 @@ class Binary(Section):
         return self
 
     @model_validator(mode="after")
-    def _splits_to_signs(self) -> Binary:
+    def _splits_to_signs(self) -> Self:
         if self.split and WEIGHTS[self.weights].bits != (1,):
             raise ValueError(
                 f"split makes two signs of each ternary weight, but weights is {self.weights}; set weights: "

@@ -9,14 +9,11 @@ approximation of a chunk by plus and minus one number in the sense of least squa
 2014).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from typing_extensions import override
 
 import cuda_ext
 from trainers.config import RunConfig
@@ -119,7 +116,6 @@ class SignedMean:
         return decode(self._whole).view(-1)[: self.length]
 
     def discard(self) -> None:
-        """Resets errors that are not finite to 0."""
         for error in (self.worker_error, self.server_error):
             error.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -172,14 +168,12 @@ class OneBitExchange(GradientExchange):
         """Whether the warm-up is over; the optimizer's state says so, also after a restart."""
         return bool(self._optimizer.param_groups[0]["betas"][2] == 1.0)
 
-    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
         self._loss_scale = loss_scale
         if step >= self._warmup_steps and not self.frozen:
             self._optimizer.freeze_second_moment(self._floors)
         self.faithful = not self.frozen
 
-    @override
     def start(self, bucket: Any) -> Reduced:
         """Starts the exchange of a bucket.
 
@@ -207,13 +201,11 @@ class OneBitExchange(GradientExchange):
             self._answer()
         return reduced
 
-    @override
     def discard(self) -> None:
         """Keeps finite errors: they come from what was sent."""
         for mean in self._means.values():
             mean.discard()
 
-    @override
     def to_state(self) -> dict[str, torch.Tensor]:
         return {
             f"{name}.{index}": tensor
@@ -221,7 +213,6 @@ class OneBitExchange(GradientExchange):
             for name, tensor in mean.to_state().items()
         }
 
-    @override
     def restore(self, states: Sequence[State]) -> None:
         """Restores the errors; the first gradients raise CheckpointError if the buckets differ."""
         self._forget()

@@ -1,7 +1,5 @@
 """PowerSGD: gradients of matrices as products of thin ones (Vogels et al., arXiv 1905.13727)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +7,6 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from typing_extensions import override
 
 from trainers.config import RunConfig
 from trainers.device_kinds import trained_on
@@ -42,14 +39,12 @@ class PowerSgdExchange(GradientExchange):
         self._loss_scale = 1.0
         self._state = self._fresh()
 
-    @override
     def begin_step(self, step: int, loss_scale: float) -> None:
         # Counted by the hook otherwise, which knows nothing of steps that were done before.
         self._state.iter = step
         self.faithful = step < self._warmup_steps
         self._loss_scale = loss_scale
 
-    @override
     def start(self, bucket: Any) -> Reduced:
         tensor, state = bucket.buffer(), self._state
         if self.faithful:
@@ -70,14 +65,12 @@ class PowerSgdExchange(GradientExchange):
         for tensors in self._kept().values():
             tensors.clear()
 
-    @override
     def to_state(self) -> dict[str, torch.Tensor]:
         kept = {"draws": torch.from_numpy(self._draws())}
         for name, tensors in self._kept().items():
             kept |= {f"{name}.{index}": tensor for index, tensor in tensors.items()}
         return kept
 
-    @override
     def restore(self, states: Sequence[State]) -> None:
         """Restores the workers' errors; with another number of workers, their mean."""
         self._state = self._fresh()

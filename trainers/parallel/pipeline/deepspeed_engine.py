@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from typing_extensions import override
 
 from trainers.data.batches import Batch
 from trainers.errors import BadSpecError
@@ -32,8 +31,6 @@ from trainers.workers import Workers
 
 
 class DeepSpeedPipeline(PipelineReplica):
-    """A stage that runs DeepSpeed's schedule."""
-
     name = "pipeline, deepspeed"
 
     _made: tuple[object, tuple[Any, ...]] = (None, ())
@@ -67,7 +64,6 @@ class DeepSpeedPipeline(PipelineReplica):
         self._engine._INSTRUCTION_MAP = self._instructions()
         self._keep(module, timedelta(seconds=setup.config.parallel.stage_timeout_s))
 
-    @override
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
 
@@ -103,7 +99,6 @@ class DeepSpeedPipeline(PipelineReplica):
             return after.to(sent_dtype(self._device)) if sent else after
 
     def sends(self, number: int) -> bool:
-        """Returns whether a layer's output is sent: it is the last one of its stage."""
         chunk = self._layout.chunks[self._workers.stage]
         return number == chunk.stop - 1 and self._workers.stage < self._workers.stages - 1
 

@@ -4,13 +4,12 @@ Every worker builds the same student and then keeps its own layers. Their parame
 names, so that a checkpoint is one model's, whichever worker has which layer.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import nn
@@ -34,8 +33,6 @@ _GUESSED = 7  # One in so many tokens is to be guessed, as masks have it
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """One of a model's layers."""
-
     apply: Apply  # Its forward pass; of the head: logits
     modules: Sequence[nn.Module]  # Modules with its parameters
     tied: nn.Parameter | None = None  # Parameter shared with another layer; None = none
@@ -48,8 +45,6 @@ class ModelLayer:
 
 @dataclass(frozen=True)
 class Layout:
-    """Assignment of layers to stages."""
-
     chunks: tuple[range, ...]  # The layers of each chunk, by number, in order
     places: tuple[int, ...]  # The stage that has each chunk
     ties: tuple[int, ...] = ()  # Numbers of the layers that share a parameter
@@ -68,8 +63,6 @@ class Layout:
 
 
 class ModelChunk(nn.Module):
-    """Consecutive layers of a model."""
-
     def __init__(self, layers: Iterable[ModelLayer]) -> None:
         super().__init__()
         self._layers = tuple(layers)
@@ -135,10 +128,7 @@ def layout_for(parallel: Parallel, layers: Sequence[ModelLayer], costs: Sequence
 
 
 def keep(student: Student, layers: Collection[int]) -> None:
-    """Removes all layers but these from a student, in place; the names of the others stay the same.
-
-    A tied parameter stays if either of its layers does.
-    """
+    """Removes other layers in place; a tied parameter stays if either of its layers does."""
     names, model, architecture = set(student.weights()), student.model, student.architecture
     encoder_layers = architecture.layers(model)
     last = len(encoder_layers) + 1
@@ -177,7 +167,7 @@ class StagePartition:
     @classmethod
     def of(
         cls, parallel: Parallel, student: Student, stage: int, costs: Sequence[float] | None = None
-    ) -> StagePartition:
+    ) -> Self:
         """Partitions a whole student by `costs` of its layers and removes those of other stages.
 
         None = the partition's own measure. Raises BadSpecError if there are more stages than layers.
@@ -203,10 +193,7 @@ def sent_dtype(device: torch.device) -> torch.dtype:
 
 
 def hidden_dtype(chunks: Iterable[nn.Module], device: torch.device) -> torch.dtype:
-    """Returns the format of hidden states between layers: every layer ends in a LayerNorm.
-
-    Called within the arithmetic's context.
-    """
+    """Format of hidden states between layers, each ending in a LayerNorm; within the arithmetic's context."""
     norm = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, nn.LayerNorm)), None)
     if kind_of(device).autocast_widens_norms and torch.is_autocast_enabled(device.type):
         return torch.float32
@@ -258,10 +245,7 @@ def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
 
 
 def measure(student: Student, config: RunConfig, device: torch.device, arithmetic: Arithmetic) -> list[float]:
-    """Returns seconds of a forward and backward pass of each layer, over the longest micro-batch.
-
-    Draws random numbers: a run seeds its generators afterwards. Leaves no gradients.
-    """
+    """Returns seconds of each layer's passes over the longest micro-batch; draws random numbers."""
     batch = _batch(student, config.micro_size, config.task.max_length)
     if ENCODERS[config.model.encoder].packs:
         batch = pack(batch, pad_id=0, multiple=kind_of(device).width_multiple)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 from torch.distributed.distributed_c10d import _get_default_store
-from typing_extensions import override
 
 from trainers.data.batches import Batch, StepBatch
 from trainers.errors import PipelineError
@@ -69,7 +68,6 @@ class StageWatch:
                 self._store.set(f"{_SIGNS}/{self._workers.rank}", json.dumps(sign))
 
     def _blame(self) -> str:
-        """Returns which stages are silent; if none is, which do anything but wait."""
         others = [rank for rank in range(self._workers.world) if rank != self._workers.rank]
         try:
             before = {rank: self._sign(rank) for rank in others}
@@ -105,8 +103,6 @@ Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Groups:
-    """The process groups of a grid of stages and replicas."""
-
     def __init__(self, workers: Workers, tied: Sequence[int], timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
         stages, replicas = range(workers.stages), range(workers.replicas)
@@ -138,8 +134,6 @@ class Groups:
 
 
 class PipelineReplica(Replica):
-    """One stage of a replica."""
-
     name = "pipeline"
     concludes_late = False  # its stages wait for each other by name in each step
 
@@ -165,13 +159,8 @@ class PipelineReplica(Replica):
 
     @abstractmethod
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
-        """Runs all passes of a step on this stage.
+        """Runs a step's passes, each loss times `factor`; returns the loss summed over all examples."""
 
-        Returns the loss summed over all examples; 0 on a stage that computes none. `factor` multiplies each
-        loss before its backward pass.
-        """
-
-    @override
     def gradients(self, batch: StepBatch, loss_of: LossOf, scale: float | torch.Tensor) -> torch.Tensor:
         assert isinstance(scale, float)  # several workers agree on it
         self._timeline.enter(Phase.bubble)
@@ -185,16 +174,13 @@ class PipelineReplica(Replica):
         self._exchange()
         return loss_sum
 
-    @override
     def facts(self) -> dict[str, object]:
         layers = [self._layout.layers_of(stage) for stage in range(self._workers.stages)]
         return {**super().facts(), "replicas": self._workers.replicas, "layers_of_stages": layers}
 
-    @override
     def watched(self) -> AbstractContextManager[None]:
         return self._watch.watching()
 
-    @override
     def counted(self) -> list[nn.Parameter]:
         """Returns the trained parameters; of a tied one the first copy counts."""
         tied = self._layout.tied_stages()
@@ -202,7 +188,6 @@ class PipelineReplica(Replica):
             return self._trained
         return [parameter for parameter in self._trained if parameter is not self._table]
 
-    @override
     def infer(self, batch: Batch) -> Output | None:
         """Sends hidden states from stage to stage; only the stage with the head returns an output."""
         hidden: torch.Tensor | None = None
@@ -217,7 +202,6 @@ class PipelineReplica(Replica):
                 self._send(hidden, places[number + 1])
         return None
 
-    @override
     def gather(self, tensors: Tensors) -> Tensors:
         if self._workers.replica:
             return tensors

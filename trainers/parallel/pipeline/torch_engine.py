@@ -6,8 +6,6 @@ The rest of each tensor is padding that no layer sees. Sizes are rounded up, so 
 of them and schedules are made once for each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +21,6 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 from torch.nn import functional
-from typing_extensions import override
 
 from trainers.data.batches import Batch
 from trainers.models.student import Output
@@ -55,7 +52,6 @@ class TorchPipeline(PipelineReplica):
         self._step: _Step | None = None
         self._ready: dict[tuple[int, int], Any] = {}
 
-    @override
     def _run(self, micro_batches: list[Batch], loss_of: LossOf, factor: float) -> torch.Tensor:
         loss_sum = torch.zeros((), dtype=torch.float32, device=self._device)
 
@@ -83,7 +79,6 @@ class TorchPipeline(PipelineReplica):
         self._step = None
         return loss_sum
 
-    @override
     def facts(self) -> dict[str, object]:
         return {**super().facts(), "engine": "torch", "schedule": self._kind}
 

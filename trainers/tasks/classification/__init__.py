@@ -3,11 +3,9 @@
 A preset is `imdb`, the sentiment of movie reviews: the Large Movie Review Dataset (Maas et al., 2011).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
@@ -16,7 +14,20 @@ from trainers.data.layouts import SourcePart, named_parts
 from trainers.data.sample import Column, Guess, Sample, split_labels
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, Label, ListedFields, LossFields, Score, TaskInfo
+from trainers.tasks.info import (
+    CLASS_SCORES,
+    FRACTION,
+    OF_PAIRS,
+    OF_TEXTS,
+    Decisions,
+    Label,
+    ListedFields,
+    LossFields,
+    PredictionView,
+    Score,
+    TaskInfo,
+    yes_no,
+)
 
 Weight = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]
 
@@ -85,6 +96,14 @@ def _names(label: Column, sample: Sample) -> list[str] | None:
     return next((list(names) for names in sample.lists if highest < len(names) <= 2 * (highest + 1)), None)
 
 
+def _decisions(prediction: Any, truth: Any, probabilities: Any) -> Decisions:
+    if isinstance(prediction, list):
+        return yes_no(list(probabilities.values()), [label in truth for label in probabilities])
+    return [(probabilities[prediction], prediction == truth)]
+
+
+CLASS_PREDICTIONS = PredictionView(truth='"{label}"', decisions=_decisions)  # Of a label, or a list of them
+
 CLASSIFICATION = TaskInfo(
     name="classification",
     summary="classes of any labelled texts or pairs of texts",
@@ -101,6 +120,8 @@ CLASSIFICATION = TaskInfo(
     headline="accuracy",
     own_fields=LabelFields,
     columns=("text", "text_pair", "label"),
+    predictions=CLASS_PREDICTIONS,
+    trial=OF_PAIRS,
     guess=_guess,
 )
 
@@ -149,6 +170,8 @@ IMDB = TaskInfo(
     headline="accuracy",
     own_fields=LossFields,
     layouts=(labelled_folders,),
+    predictions=CLASS_PREDICTIONS,
+    trial=OF_TEXTS,
     guess=_guess_imdb,
     hub_id="stanfordnlp/imdb",
     hub_examples=25_000,

@@ -1,16 +1,13 @@
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import TaskConfig
@@ -31,6 +28,8 @@ from trainers.tasks.dataset import (
     same_answer,
 )
 from trainers.tasks.scores import (
+    Batch,
+    Tensor,
     calibration_error,
     class_loss,
     classification,
@@ -39,11 +38,6 @@ from trainers.tasks.scores import (
     matthews,
     named_probabilities,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
 
 UNSEEN = -1  # Class of an example whose label is none of the classes
 _SHOWN = 20
@@ -58,7 +52,7 @@ class ClassScoring:
         self._labels, self._classes, self._declared = labels, classes, declared
         self.units = len(labels)
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         import torch
 
         predicted = logits.argmax(1, keepdim=True)
@@ -92,7 +86,7 @@ class SeveralLabelsScoring:
     def __init__(self, labels: npt.NDArray[np.int64], classes: Sequence[str]) -> None:
         self._labels, self._classes, self.units = labels, classes, len(labels)
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits.float().sigmoid()
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
@@ -167,7 +161,6 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             f"unknown label {name[:80]!r}; use one of {listed}, or a position from 0 to {len(labels) - 1}",
         )
 
-    @override
     def divide(self, parts: Mapping[str, list[Labelled]], task: TaskConfig) -> dict[str, list[Labelled]]:
         firsts = {examples[0].labels for examples in parts.values()}
         if len(firsts) == 1 and (len(parts) > 1 or task.headerless):
@@ -183,7 +176,6 @@ class Classification(DatasetTask[Labelled, ClassHead]):
     def stratum(self, labels: Sequence[str]) -> int:
         return zlib.crc32("\n".join(sorted(labels)).encode())
 
-    @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
         known = {label for one in parts[TRAIN] for label in one.labels}
         require_alike(parts)
@@ -192,7 +184,6 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             require_known(part, labels, known, "remove its rows")
         return super().draw(parts, task)
 
-    @override
     def stand_in(self, row: Row, head: ClassHead, task: TaskConfig) -> Mapping[str, Any] | None:
         if not head.multi_label:
             return super().stand_in(row, head, task)
@@ -206,7 +197,6 @@ class Classification(DatasetTask[Labelled, ClassHead]):
         own = self.fields(task)
         return ClassHead(own.labels or tuple(sorted(known, key=_in_order)), own.multi_label)
 
-    @override
     def review(self, parts: Parts[Labelled], head: ClassHead, task: TaskConfig) -> Iterator[str]:
         def answer(one: Labelled) -> str:
             return f"label {', '.join(one.labels)}" if one.labels else "no label"
@@ -235,7 +225,6 @@ class Classification(DatasetTask[Labelled, ClassHead]):
     def number(self, label: str, numbers: Mapping[str, int]) -> int:
         return numbers[label]
 
-    @override
     def weighted(self, part: str, tokens: TokenSet, head: ClassHead, task: TaskConfig) -> TokenSet:
         factors = self.fields(task).class_weights
         if factors is None or part != TRAIN:
@@ -257,7 +246,7 @@ class Classification(DatasetTask[Labelled, ClassHead]):
             return SeveralLabelsScoring(tokens.labels, head.classes)
         return ClassScoring(tokens.labels, head.classes, self.info.scores)
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the cross-entropy, summed over the batch; of several labels, their mean for each text."""
         if batch.labels.dim() == 1:
             return class_loss(logits, batch, operator=self.cross_entropy)
@@ -270,22 +259,18 @@ class Imdb(Classification):
     _CLASSES = ("negative", "positive")
     spellings = MappingProxyType({"neg": 0, "pos": 1, "negative": 0, "positive": 1, "0": 0, "1": 1})
 
-    @override
     def fields(self, task: TaskConfig) -> LabelFields:
         return LabelFields(labels=self._CLASSES)
 
-    @override
     def settings(self, task: TaskConfig) -> Facts:
         return {}
 
-    @override
     def named(self, written: str | int, row: Row, task: TaskConfig) -> str:
         number = self.spellings.get(str(written).strip().lower())
         if number is None:
             raise row.refusal("label", f"unknown label {written!r}; use one of {', '.join(self.spellings)}")
         return self._CLASSES[number]
 
-    @override
     def stratum(self, labels: Sequence[str]) -> int:
         return self._CLASSES.index(labels[0])
 

@@ -1,7 +1,5 @@
 """Masked language modelling over plain text (Devlin et al., 2019): some tokens are hidden and guessed."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field
@@ -11,7 +9,7 @@ from trainers.data.layouts import TEST, TRAIN, VALIDATION
 from trainers.data.prose import form_of
 from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import VocabularyHead
-from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo
+from trainers.tasks.info import MAIN_FRACTION, OwnFields, PredictionView, Score, TaskInfo
 
 
 class MaskFields(OwnFields):
@@ -44,6 +42,8 @@ MLM = TaskInfo(
     counted="sequences",
     columns=("text",),
     labels=(),
+    # A sequence's score is its loss.
+    predictions=PredictionView(error=lambda score, prediction, truth: score, can_be_right=False),
     readers={".txt": read_plain, ".txt.gz": read_plain, ".tokens": read_plain},
     guess=_guess,
     hub_id="Salesforce/wikitext:wikitext-2-raw-v1",

@@ -3,28 +3,26 @@
 The text is read, tokenised and packed piece by piece. What is hidden is drawn again each epoch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from trainers.config import RunConfig, TaskConfig
 from trainers.data import tokenizers
-from trainers.data.cache import FileSet, cached_folder, digest_of, digest_text
+from trainers.data.cache import FileSet, digest_of, digest_text
 from trainers.data.encoding import encoder_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TEST, TRAIN, VALIDATION, SplitRule, split_rule
 from trainers.data.prose import UNKNOWN, detokenised
 from trainers.data.selection import hashes, normal, numbered_names
 from trainers.data.sources import SkippedRows, Source, open_source, read_rows, source_identity
+from trainers.data.storage import prepared_folder
 from trainers.data.tokens import Packer, TokenSet, TokenWriter, frame_of
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import VocabularyHead
@@ -32,12 +30,7 @@ from trainers.models.origin import VOCABULARY_SIZE, Origin
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Prepared, Task
 from trainers.tasks.dataset import Pace, overlap_policy, tokenizer_file
 from trainers.tasks.mlm import MaskFields
-from trainers.tasks.scores import cross_entropies
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
+from trainers.tasks.scores import Batch, Tensor, cross_entropies
 
 _LAYOUT = 2  # Grows when the cache's content changes for the same input
 _UNITS, _NOTES = "test.units.json", "notes.json"
@@ -54,9 +47,8 @@ class Mlm(Task):
         source = open_source(task, config.workspace)
         corpus = _Corpus(source, task)
         texts_identity = corpus.identity(source)
-        cache = Path(config.workspace.cache)
         key = digest_of([_LAYOUT, texts_identity, VOCABULARY_SIZE, _SAMPLE_CHARACTERS])
-        file = tokenizer_file(origin, lambda: _beginning(corpus), key, cache, report)
+        file = tokenizer_file(origin, lambda: _beginning(corpus), key, config.workspace, report)
         tokenizer = tokenizers.load(file.parent)
         special = tokenizers.SpecialTokens.of(tokenizer, file.parent)
         sizes = {f"{part}_examples": _wanted(task, part) for part in corpus.parts}
@@ -78,7 +70,8 @@ class Mlm(Task):
                 )
             (folder / _NOTES).write_text(json.dumps(corpus.notes), encoding="utf-8")
 
-        folder = cached_folder(cache / "tokens", digest_of([_LAYOUT, identity]), build)
+        key = digest_of([_LAYOUT, identity])
+        folder = prepared_folder(config.workspace, "tokens", key, build, report)
         for line in json.loads((folder / _NOTES).read_text(encoding="utf-8")):
             report(line)
         parts = {part: TokenSet.open(folder, part) for part in corpus.parts}
@@ -114,13 +107,13 @@ class Mlm(Task):
             if next(corpus.texts(part), None) is None:
                 raise corpus.nothing(part)
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the cross-entropy, the mean over each sequence's guessed tokens, summed over sequences."""
         of_tokens = cross_entropies(logits, _right(batch), self.cross_entropy)
         return (of_tokens / batch.guesses_of_sequence()).sum()
 
 
-def _right(batch: Batch) -> torch.Tensor:
+def _right(batch: Batch) -> Tensor:
     assert batch.guessed is not None
     return batch.labels.flatten().index_select(0, batch.guessed)
 
@@ -128,13 +121,12 @@ def _right(batch: Batch) -> torch.Tensor:
 class GuessScoring:
     """Accuracy and mean reciprocal rank over all guessed tokens; `judge` needs `losses`."""
 
-    _TOKENS = 512
-    """Guesses that are ranked at a time; more only take memory."""
+    _TOKENS = 512  # Guesses that are ranked at a time; more only take memory
 
     def __init__(self, sequences: int, *, losses: bool = False) -> None:
         self.units, self._losses = sequences, losses
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns (B, 4) per sequence: guesses, right ones, sums of 1 / rank of the right token and its loss.
 
         Tokens with the same logit share their mean rank; only one that stands alone at the top is right.

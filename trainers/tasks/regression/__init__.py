@@ -1,14 +1,13 @@
 """A number for a text or a pair of texts, such as how alike they are."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from trainers.data.sample import Guess, Sample
 from trainers.model_kinds.heads import NumberHead
-from trainers.tasks.info import NO_LOSS, CutFields, Score, TaskInfo
+from trainers.tasks.info import NO_LOSS, OF_PAIRS, CutFields, PredictionView, Score, TaskInfo
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -47,5 +46,10 @@ REGRESSION = TaskInfo(
     headline="pearson",
     own_fields=NumberFields,
     columns=("text", "text_pair", "label"),
+    # Shares of Pearson's correlation do not tell how far a number is off.
+    predictions=PredictionView(
+        error=lambda score, prediction, truth: abs(float(prediction) - float(truth)), can_be_right=False
+    ),
+    trial=replace(OF_PAIRS, shown="number"),
     guess=_guess,
 )

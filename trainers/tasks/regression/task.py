@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from trainers.config import TaskConfig
 from trainers.data.formats import Row
@@ -19,12 +15,7 @@ from trainers.model_kinds.heads import NumberHead
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.dataset import DatasetTask, Tokenising, contents, require_alike, same_answer
 from trainers.tasks.regression import NumberFields
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
-
+from trainers.tasks.scores import Batch, Tensor
 
 Numbers = npt.NDArray[np.floating]
 
@@ -36,7 +27,7 @@ class NumberScoring:
         self._labels, self._range = labels.astype(np.float64), label_range
         self.units = len(labels)
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         return logits.float() if self._range is None else logits.float().clamp(*self._range)
 
     def score(self, observed: Observed, carried: Carried | None = None) -> dict[str, float]:
@@ -113,12 +104,10 @@ class Regression(DatasetTask[Scored, NumberHead]):
             )
         return Scored(contents(row, task), number)
 
-    @override
     def draw(self, parts: Parts[Scored], task: TaskConfig) -> dict[str, list[Scored]]:
         require_alike(parts)
         return super().draw(parts, task)
 
-    @override
     def review(self, parts: Parts[Scored], head: NumberHead, task: TaskConfig) -> Iterator[str]:
         return same_answer(parts, lambda one: f"label {one.number:g}", "add examples with other numbers")
 
@@ -135,7 +124,6 @@ class Regression(DatasetTask[Scored, NumberHead]):
         usable = 0.0 < deviation < math.inf  # `review` refuses constants
         return NumberHead(float(numbers.mean()), 2.0 ** round(math.log2(deviation)) if usable else 1.0)
 
-    @override
     def weighted(self, part: str, tokens: TokenSet, head: NumberHead, task: TaskConfig) -> TokenSet:
         """Returns the part with the factor of squared errors that makes them likelihoods."""
         return tokens.weighted(np.full(len(tokens), 0.5 / head.scale**2, dtype=np.float32))
@@ -143,7 +131,7 @@ class Regression(DatasetTask[Scored, NumberHead]):
     def scoring(self, tokens: TokenSet, head: NumberHead, task: TaskConfig, gold: Path) -> Scoring:
         return NumberScoring(tokens.labels, task.own(NumberFields).label_range)
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns half the squared error in units of the head's scale: a normal's -log L plus a constant."""
         assert batch.weights is not None
         return ((logits[:, 0].float() - batch.labels).square() * batch.weights).sum()

@@ -1,7 +1,5 @@
 """Questions about a text that may not answer them: SQuAD 2.0 (Rajpurkar, Jia and Liang, 2018)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +12,7 @@ from trainers.data.formats import Row, ending, read_json
 from trainers.data.layouts import SourcePart, files_in
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
-from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, columns_named
+from trainers.tasks.info import MAIN_FRACTION, OwnFields, Score, TaskInfo, Trial, columns_named
 
 _OFFICIAL = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"(version|data)"\s*:')
 _ENDS = (".json", ".json.gz")
@@ -94,6 +92,7 @@ SQUAD_V2 = TaskInfo(
     counted="questions",
     columns=("id", "question", "context", "answers", "title", "is_impossible"),
     labels=("answers",),
+    trial=Trial(each="question", shared=("context",), shown="text"),
     layouts=(official,),
     guess=columns_named("id", "question", "context", "answers"),
     hub_id="rajpurkar/squad_v2",

@@ -3,8 +3,6 @@
 Figures are fractions in [0, 1]; the script prints the same in percent.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import string
@@ -13,20 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from trainers.data.tokens import TokenSet
 from trainers.tasks.base import Carried, Judged, Observed
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
-    from trainers.tasks.squad_v2.task import SquadQuestion
-
+from trainers.tasks.scores import Batch, Tensor
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -100,7 +92,7 @@ def best_threshold(scores: Scores, null_scores: Scores, has_answer: Flags) -> fl
     return float(candidates[np.argmax(reached[answers])])
 
 
-def best_spans(logits: torch.Tensor, batch: Batch, max_tokens: int) -> torch.Tensor:
+def best_spans(logits: Tensor, batch: Batch, max_tokens: int) -> Tensor:
     """(B, 1 + 3 x `N_BEST`): the score of `[CLS]`, then scores, first and last tokens of spans, best first.
 
     Spans are of at most `max_tokens` in the context. A score is the sum of two logits (B, S, 2); places that
@@ -168,14 +160,13 @@ class GoldQuestions:
     contexts: Sequence[str]
     texts: Sequence[Sequence[str]]
 
-    @staticmethod
-    def write(file: Path, questions: Sequence[SquadQuestion]) -> None:
-        numbers = {text: i for i, text in enumerate(dict.fromkeys(one.context for one in questions))}
-        rows = [(numbers[one.context], [answer.text for answer in one.answers]) for one in questions]
+    def write(self, file: Path) -> None:
+        numbers = {text: i for i, text in enumerate(dict.fromkeys(self.contexts))}
+        rows = [(numbers[text], answers) for text, answers in zip(self.contexts, self.texts, strict=True)]
         file.write_text(json.dumps({"contexts": list(numbers), "questions": rows}), encoding="utf-8")
 
     @classmethod
-    def read(cls, file: Path) -> GoldQuestions:
+    def read(cls, file: Path) -> Self:
         document = json.loads(file.read_text(encoding="utf-8"))
         contexts, answers = zip(*document["questions"], strict=True)
         return cls([document["contexts"][number] for number in contexts], answers)
@@ -192,7 +183,7 @@ class SpanScoring:
         self._data, self._questions, self._max_tokens = data, questions, max_answer_tokens
         self.units = int(data.columns["question"][-1]) + 1
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         return best_spans(logits, batch, self._max_tokens)
 
     def judge(self, observed: Observed, carried: Carried) -> Judged:

@@ -1,16 +1,13 @@
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
-from typing_extensions import override
 
 from trainers.config import TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
@@ -21,14 +18,9 @@ from trainers.errors import BadDataError
 from trainers.model_kinds.heads import SpanHead
 from trainers.tasks.base import Facts, Parts, Progress, Scoring
 from trainers.tasks.dataset import DatasetTask, Tokenising
-from trainers.tasks.scores import cross_entropies
+from trainers.tasks.scores import Batch, Tensor, cross_entropies
 from trainers.tasks.squad_v2 import SpanFields
 from trainers.tasks.squad_v2.scoring import GoldQuestions, SpanScoring
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
 
 _CHUNK = 1024
 _STRIDE = 128
@@ -83,7 +75,6 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
     def settings(self, task: TaskConfig) -> Facts:
         return {"stride": _stride(task)}
 
-    @override
     def divide(
         self, parts: Mapping[str, list[SquadQuestion]], task: TaskConfig
     ) -> dict[str, list[SquadQuestion]]:
@@ -91,7 +82,6 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
             _refuse_duplicates(questions)
         return super().divide(parts, task)
 
-    @override
     def units(self, examples: Sequence[SquadQuestion]) -> Sequence[str]:
         """Returns articles, joined where they share a context, by title; contexts if there is one article."""
         groups = _articles(examples).tolist()
@@ -107,16 +97,13 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
         """Returns 0: there are too few articles to balance them."""
         return 0
 
-    @override
     def unit_names(self, examples: Sequence[SquadQuestion]) -> Iterable[str]:
         return [one.id for one in examples]
 
-    @override
     def hold_out(self, whole: Sequence[SquadQuestion], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole articles, or contexts where there is one article."""
         return held_out_groups(_articles(whole), task.validation_fraction, task.split_seed)
 
-    @override
     def review(self, parts: Parts[SquadQuestion], head: SpanHead, task: TaskConfig) -> Iterable[str]:
         for part, questions in parts.items():
             answered = sum(one.stratum for one in questions)
@@ -127,11 +114,10 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
     def tokenise(self, examples: Sequence[SquadQuestion], head: SpanHead, by: Tokenising) -> TokenSet:
         return tokenise_windows(examples, by.tokenizer, by.task.max_length, _stride(by.task), by.progress)
 
-    @override
     def write_gold(self, gold: Path, examples: Sequence[SquadQuestion]) -> None:
-        GoldQuestions.write(gold, examples)
+        answers = [[answer.text for answer in one.answers] for one in examples]
+        GoldQuestions([one.context for one in examples], answers).write(gold)
 
-    @override
     def stand_in(self, row: Row, head: SpanHead, task: TaskConfig) -> Mapping[str, Any] | None:
         own = {"id": row.where} if row.lacks("id") else {}
         found = super().stand_in(row, head, task)
@@ -146,7 +132,7 @@ class SquadV2(DatasetTask[SquadQuestion, SpanHead]):
     def scoring(self, tokens: TokenSet, head: SpanHead, task: TaskConfig, gold: Path) -> Scoring:
         return SpanScoring(tokens, GoldQuestions.read(gold), task.own(SpanFields).max_answer_tokens)
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the mean cross-entropy of first and last token, summed over windows; padding cannot win."""
         import torch
 

@@ -1,7 +1,5 @@
 """Customs codes from descriptions of goods, at a chosen number of digits."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,16 @@ from trainers.data.formats import Row, ending, read_csv, read_json
 from trainers.data.layouts import SourcePart
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import CLASS_SCORES, FRACTION, LossFields, Score, TaskInfo, columns_named
+from trainers.tasks.info import (
+    CLASS_SCORES,
+    FRACTION,
+    OF_TEXTS,
+    LossFields,
+    PredictionView,
+    Score,
+    TaskInfo,
+    columns_named,
+)
 
 Reader = Callable[[Path], Iterator[Row]]
 
@@ -130,6 +137,13 @@ TARIFF = TaskInfo(
     own_fields=CodeFields,
     columns=("text", "code"),
     labels=("code",),
+    trial=OF_TEXTS,
     layouts=(official,),
+    # The likeliest codes, best first.
+    predictions=PredictionView(
+        truth='"{label}"',
+        prediction=r'^\["{label}"',
+        decisions=lambda codes, truth, shares: [(shares[codes[0]], codes[0] == truth)],
+    ),
     guess=columns_named("text", "code"),
 )

@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import TaskConfig
@@ -23,13 +19,8 @@ from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.classification import LabelFields
 from trainers.tasks.classification.task import UNSEEN, Classification, Labelled
 from trainers.tasks.dataset import Tokenising, drawn, same_answer
-from trainers.tasks.scores import class_loss, classification, likeliest, named_probabilities
+from trainers.tasks.scores import Batch, Tensor, class_loss, classification, likeliest, named_probabilities
 from trainers.tasks.tariff import CodeFields
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
 
 _TOP = 5
 _CODE = re.compile(r"(\d\d){1,5}")
@@ -42,14 +33,12 @@ class Tariff(Classification):
 
     left_out = "the code has fewer digits than task.level"
 
-    @override
     def fields(self, task: TaskConfig) -> LabelFields:
         return _FIELDS
 
     def settings(self, task: TaskConfig) -> Facts:
         return {"level": _level(task)}
 
-    @override
     def example(self, row: Row, task: TaskConfig) -> Labelled | None:
         text = row.text("text")
         written = row.label("code")
@@ -68,7 +57,6 @@ class Tariff(Classification):
         code = digits[:level]
         return Labelled((text,), int(code), (code,)) if len(digits) >= level else None
 
-    @override
     def hold_out(self, whole: Sequence[Labelled], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out texts with all their codes."""
         return held_out_by_text(
@@ -79,16 +67,12 @@ class Tariff(Classification):
             advice="lower task.level or add examples" if _level(task) > 2 else "add examples",
         )
 
-    @override
     def draw(self, parts: Parts[Labelled], task: TaskConfig) -> dict[str, list[Labelled]]:
-        """Draws examples; other parts may have codes that the training part lacks."""
         return drawn(parts, lambda one: one.stratum, task)
 
-    @override
     def head(self, parts: Parts[Labelled], chosen: Parts[Labelled], task: TaskConfig) -> ClassHead:
         return ClassHead(tuple(sorted({one.labels[0] for one in chosen[TRAIN]})))
 
-    @override
     def review(self, parts: Parts[Labelled], head: ClassHead, task: TaskConfig) -> Iterator[str]:
         level = _level(task)
         yield from same_answer(
@@ -104,22 +88,19 @@ class Tariff(Classification):
                     f"predicted; put the same codes into both parts, or leave out the {part} part"
                 )
 
-    @override
     def number(self, label: str, numbers: Mapping[str, int]) -> int:
         return numbers.get(label, UNSEEN)
 
-    @override
     def tokenise(self, examples: Sequence[Labelled], head: ClassHead, by: Tokenising) -> TokenSet:
         tokens = super().tokenise(examples, head, by)
         codes = np.array([one.stratum for one in examples])
         return replace(tokens, columns={**tokens.columns, "code": codes})
 
-    @override
     def scoring(self, tokens: TokenSet, head: ClassHead, task: TaskConfig, gold: Path) -> Scoring:
         codes = [int(code) for code in head.classes]
         return CodeScoring(tokens.columns["code"], codes, _level(task))
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """An unseen code has no logit: it costs the logarithm of the number of classes."""
         unseen = batch.labels == UNSEEN
         seen = class_loss(logits, batch, batch.labels.masked_fill(unseen, IGNORED), self.cross_entropy)
@@ -136,7 +117,7 @@ class CodeScoring:
         self._right, self._codes, self._level = np.asarray(right), np.array(codes), level
         self.units = len(right)
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns (B, 10) the likeliest classes, best first, and their probabilities, or fewer of both."""
         return likeliest(logits, _TOP)
 

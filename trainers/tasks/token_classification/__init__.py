@@ -1,7 +1,6 @@
 """Entities in a text, or other labelled stretches of words."""
 
-from __future__ import annotations
-
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -12,7 +11,7 @@ from trainers.data.layouts import SourcePart, files_in, loosely_named
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import TokenHead
-from trainers.tasks.info import NO_LOSS, ListedFields, Score, TaskInfo
+from trainers.tasks.info import NO_LOSS, ListedFields, PredictionView, Score, TaskInfo, Trial
 
 _COMMENT = re.compile(r"#\s*\S+\s*=")
 """A line about a sentence, such as `# sent_id = 3`."""
@@ -90,6 +89,11 @@ def _guess(sample: Sample) -> Guess | None:
     return Guess({}, 3) if known else None
 
 
+def _error(score: float, prediction: str, truth: str) -> float:
+    """Tags that are right have a share of the F1 as well, which may be anything."""
+    return 0.0 if prediction == truth else 2.0 - math.atan(score)
+
+
 TOKEN_CLASSIFICATION = TaskInfo(
     name="token_classification",
     summary="entities in texts, by BIO tags or spans",
@@ -106,6 +110,8 @@ TOKEN_CLASSIFICATION = TaskInfo(
     own_fields=TagFields,
     columns=("tokens", "tags", "text", "spans"),
     labels=("tags", "spans"),
+    trial=Trial(each="tokens", words=True, shown="tags"),
     layouts=(column_files,),
+    predictions=PredictionView(error=_error, truth='"B-{label}"'),
     guess=_guess,
 )

@@ -4,8 +4,6 @@ A `B-` begins an entity, and every `I-` of the same type right after it belongs 
 its type precedes belongs to no entity.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from bisect import bisect_left
@@ -14,11 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from trainers.checkpoints.predictions import LabelCounts
 from trainers.config import TaskConfig
@@ -30,13 +27,8 @@ from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
 from trainers.tasks.dataset import DatasetTask, Tokenising, require_known
-from trainers.tasks.scores import cross_entropies
+from trainers.tasks.scores import Batch, Tensor, cross_entropies
 from trainers.tasks.token_classification import OUTSIDE, TagFields, is_tag
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
 
 _CHUNK = 1024
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -67,7 +59,6 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
             return _of_spans(row)
         return _of_tags(row, task.own(TagFields).labels)
 
-    @override
     def draw(self, parts: Parts[Tagged], task: TaskConfig) -> dict[str, list[Tagged]]:
         known = types_of(chain.from_iterable(one.tags for one in parts[TRAIN]))
         for part, examples in parts.items():
@@ -75,7 +66,6 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
             require_known(part, types, known, "remove its tags")
         return super().draw(parts, task)
 
-    @override
     def stand_in(self, row: Row, head: TokenHead, task: TaskConfig) -> Mapping[str, Any] | None:
         name = "tags" if row.fields.get("tokens") is not None else "spans"
         if not row.lacks(name):
@@ -90,7 +80,6 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
         every = (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(known) for prefix in "BI"))
         return TokenHead(tuple(dict.fromkeys((*(task.own(TagFields).labels or ()), *every))))
 
-    @override
     def review(self, parts: Parts[Tagged], head: TokenHead, task: TaskConfig) -> Iterator[str]:
         for part, examples in parts.items():
             if not any(one.stratum for one in examples):
@@ -146,7 +135,7 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
         columns = tokens.columns
         return EntityScoring(columns["tag"], columns["words"], columns["seen"], head.classes)
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns the cross-entropy, the mean over each text's words, summed over texts."""
         # Flat: of logits in more dimensions the loss has no deterministic kernel on a GPU.
         each = cross_entropies(logits.flatten(0, 1), batch.labels.flatten(), self.cross_entropy)
@@ -311,7 +300,7 @@ class EntityScoring:
         self.units, ends = len(counts), np.cumsum(counts)[:-1]
         self._width = max([int(part.sum()) for part in np.split(seen, ends)], default=0)
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns (B, W) the likeliest tag of each word that is seen, in order; -1 beyond the last."""
         from torch.nn import functional
 

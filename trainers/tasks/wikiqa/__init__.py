@@ -1,7 +1,5 @@
 """Which sentences answer a question: WikiQA (Yang, Yih and Meek, 2015)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +9,16 @@ from trainers.data.layouts import SourcePart, files_in
 from trainers.data.sample import Guess, Sample
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
-from trainers.tasks.info import FRACTION, MAIN_FRACTION, LossFields, Score, TaskInfo
+from trainers.tasks.info import (
+    FRACTION,
+    MAIN_FRACTION,
+    LossFields,
+    PredictionView,
+    Score,
+    TaskInfo,
+    Trial,
+    yes_no,
+)
 
 _COLUMNS = ("question", "sentence", "label")
 
@@ -73,7 +80,11 @@ WIKIQA = TaskInfo(
     counted="questions",
     columns=("question", "sentence", "label", "question_id"),
     labels=("label", "Label"),
+    trial=Trial(each="sentence", shared=("question",), shown="ranking"),
     layouts=(official,),
+    predictions=PredictionView(
+        decisions=lambda _, right, shares: yes_no(shares, [at in right for at in range(len(shares))])
+    ),
     guess=_guess,
     hub_id="microsoft/wiki_qa",
     hub_examples=20_360,

@@ -1,13 +1,9 @@
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import override
 
 from trainers.config import TaskConfig
 from trainers.data.formats import Row
@@ -18,13 +14,7 @@ from trainers.errors import BadDataError
 from trainers.model_kinds.heads import ClassHead
 from trainers.tasks.base import Carried, Judged, Observed, Parts, Scoring
 from trainers.tasks.dataset import DatasetTask, Tokenising, drawn, same_answer
-from trainers.tasks.scores import class_loss
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainers.data.batches import Batch
-
+from trainers.tasks.scores import Batch, Tensor, class_loss
 
 Numbers = npt.NDArray[np.integer]
 _CLASSES = ("other", "answer")
@@ -121,7 +111,6 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
         number = row.fields.get(_named(row, "question_id", "QuestionID"))
         return Pair(str(number) if number not in (None, "") else question, (question, sentence), label)
 
-    @override
     def units(self, examples: Sequence[Pair]) -> Sequence[str]:
         return [pair.key for pair in examples]
 
@@ -129,18 +118,15 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
         """Returns -1 when the sentence answers: a question has the smallest of its sentences."""
         return -example.stratum
 
-    @override
     def unit_names(self, examples: Sequence[Pair]) -> Iterable[str]:
         return dict.fromkeys(pair.key for pair in examples)
 
-    @override
     def unit_sources(self, examples: Sequence[Pair], places: Sequence[str]) -> list[list[str]]:
         sources: dict[str, list[str]] = {}
         for pair, place in zip(examples, places, strict=True):
             sources.setdefault(pair.key, []).append(place)
         return list(sources.values())
 
-    @override
     def hold_out(self, whole: Sequence[Pair], task: TaskConfig) -> tuple[Indices, Indices]:
         """Holds out whole questions, with the same share of answerable ones."""
         numbers = numbers_of([pair.key for pair in whole])
@@ -150,7 +136,6 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
         inside = np.isin(numbers, held)
         return np.flatnonzero(~inside), np.flatnonzero(inside)
 
-    @override
     def draw(self, parts: Parts[Pair], task: TaskConfig) -> dict[str, list[Pair]]:
         questions = {part: _by_question(pairs) for part, pairs in parts.items()}
         chosen = drawn(questions, _answerable, task)
@@ -162,7 +147,6 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
                 )
         return {part: [pair for question in several for pair in question] for part, several in chosen.items()}
 
-    @override
     def review(self, parts: Parts[Pair], head: ClassHead, task: TaskConfig) -> Iterable[str]:
         return same_answer(parts, lambda pair: f"label {pair.stratum}", "add sentences of the other label")
 
@@ -182,7 +166,7 @@ class WikiQa(DatasetTask[Pair, ClassHead]):
     def scoring(self, tokens: TokenSet, head: ClassHead, task: TaskConfig, gold: Path) -> Scoring:
         return RankingScoring(tokens.labels, tokens.columns["question"])
 
-    def loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         return class_loss(logits, batch, operator=self.cross_entropy)
 
 
@@ -193,7 +177,7 @@ class RankingScoring:
         self._labels, self._questions = labels, questions
         self.units = len(np.unique(questions[labels == 1]))
 
-    def observe(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def observe(self, logits: Tensor, batch: Batch) -> Tensor:
         """Returns (B, 1) by how much the logit of the answers' class is the larger."""
         return logits.float().diff(dim=1)
 

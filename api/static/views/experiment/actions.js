@@ -1,66 +1,67 @@
-// What can be done with an experiment; buttons are shown to those who may.
+// What can be done with an experiment: the most wanted as a button, everything else in one menu.
 
 import { mayManage, send } from "../../core/api.js";
-import { act, ask, confirm, toast } from "../../core/dialog.js";
+import { ask, confirm, toast } from "../../core/dialog.js";
 import { h } from "../../core/dom.js";
 import { ENDED } from "../../core/format.js";
 import { go } from "../../core/router.js";
-import { priorityOf, manageButtons } from "../manage.js";
+import { html } from "../../vendor/preact.js";
+import { Do, isCancelling, manageable, PriorityOf, tagsOf } from "../manage.js";
 
 /**
- * The buttons.
- * @param {Object} experiment
- * @param {Object} who reads it
- * @param {() => Promise<void>} again reads the experiment anew
+ * The actions; those are shown that the reader may do.
+ * @param {Object} properties
+ * @param {Object} properties.experiment
+ * @param {Object} properties.who reads it
+ * @param {() => Promise<void>} properties.again reads the experiment again
  */
-export function actions(experiment, who, again) {
-  const path = `/experiments/${experiment.id}`;
-  const over = ENDED.has(experiment.state),
-    may = mayManage(who, experiment);
-  const button = (title, work) =>
-    h(
-      "button",
-      {
-        type: "button",
-        onclick: event =>
-          act(event.currentTarget, async () => {
-            await work();
-            await again();
-          }),
-      },
-      title,
-    );
-  return h(
-    "div",
-    { class: "tools" },
-    manageButtons(experiment, who, again),
-    may && [
-      !over && h("label", {}, "Priority ", priorityOf(experiment, who, again)),
-      button("Tags", () => setTags(experiment)),
-      button("Notes", () => setNotes(experiment)),
-      button(experiment.archived_s ? "Unarchive" : "Archive", async () => {
-        const archived = !experiment.archived_s;
-        await send("PUT", `${path}/archive`, { archived });
-        toast(archived ? "Archived" : "Unarchived", {
-          undo: () => send("PUT", `${path}/archive`, { archived: !archived }).then(again),
-        });
-      }),
-    ],
-    h("a", { class: "button", href: `/new?copy=${experiment.id}` }, "Copy"),
-    h("a", { class: "button", href: `/api/v1${path}/report`, target: "_blank" }, "Report"),
-    h("a", { class: "button", href: `/api/v1${path}/export?format=csv`, download: true }, "CSV"),
-    may &&
-      over &&
-      h(
-        "button",
-        {
-          type: "button",
-          class: "danger",
-          onclick: event => act(event.currentTarget, () => remove(experiment)),
-        },
-        "Delete",
-      ),
-  );
+export function Actions({ experiment, who, again }) {
+  const { id, name, state, archived_s } = experiment;
+  const may = mayManage(who, experiment);
+  const managing = manageable(experiment, who, again);
+  const wanted = managing.find(one => one.kind === "primary");
+  const one = (title, work) => ({ title, run: () => work().then(again) });
+  const organising = may
+    ? [
+        one("Rename", () => rename(experiment)),
+        one("Tags", () => setTags(experiment)),
+        one("Notes", () => setNotes(experiment)),
+        one(archived_s ? "Unarchive" : "Archive", () => archive(experiment, again)),
+      ]
+    : [];
+  const link = (title, href, more = {}) => html`<a class="button" href=${href} ...${more}>${title}</a>`;
+  const copy = wanted => link("Copy", `/new?copy=${id}`, wanted ? { class: "button primary" } : {});
+  const api = `/api/v1/experiments/${id}`;
+  return html`<div class="acts" data-actions>
+    ${isCancelling(experiment) && html`<span class="bad">cancelling …</span>`}
+    ${wanted ? html`<${Do} ...${wanted} name=${name} />` : copy(true)}
+    <details class="menu end">
+      <summary class="button">Actions</summary>
+      <div class="card pad list">
+        ${managing.filter(each => each !== wanted).map(each => html`<${Do} key=${each.title} ...${each} name=${name} />`)}
+        ${
+          may &&
+          !ENDED.has(state) &&
+          html`<label>Priority <${PriorityOf} experiment=${experiment} who=${who} changed=${again} /></label>`
+        }
+        ${organising.map(each => html`<${Do} key=${each.title} ...${each} name=${name} />`)}
+        ${wanted && copy(false)}
+        ${link("Report", `${api}/report`, { target: "_blank" })}
+        ${link("CSV", `${api}/export?format=csv`, { download: true })}
+        ${
+          may &&
+          ENDED.has(state) &&
+          html`<${Do} title="Delete" kind="danger" name=${name} run=${() => remove(experiment)} />`
+        }
+      </div>
+    </details>
+  </div>`;
+}
+
+async function archive({ id, archived_s }, again) {
+  const set = archived => send("PUT", `/experiments/${id}/archive`, { archived });
+  await set(!archived_s);
+  toast(archived_s ? "Unarchived" : "Archived", { undo: () => set(Boolean(archived_s)).then(again) });
 }
 
 async function remove(experiment) {
@@ -82,6 +83,12 @@ async function remove(experiment) {
   });
 }
 
+const rename = ({ id, name }) =>
+  ask("Rename", [h("label", {}, "Name", h("input", { name: "name", value: name, autocomplete: "off" }))], {
+    action: "Rename",
+    check: fields => send("PUT", `/experiments/${id}/name`, fields),
+  });
+
 function setTags(experiment) {
   return ask(
     "Tags",
@@ -90,7 +97,7 @@ function setTags(experiment) {
         "label",
         {},
         "Words, with spaces between them",
-        h("input", { name: "tags", value: experiment.tags.join(" "), autocomplete: "off" }),
+        h("input", { name: "tags", value: tagsOf(experiment).join(" "), autocomplete: "off" }),
       ),
     ],
     {
@@ -99,7 +106,7 @@ function setTags(experiment) {
         const wanted = tags.split(/\s+/).filter(Boolean);
         return send("PATCH", `/experiments/${experiment.id}/tags`, {
           add: wanted.filter(tag => !experiment.tags.includes(tag)),
-          remove: experiment.tags.filter(tag => !wanted.includes(tag)),
+          remove: tagsOf(experiment).filter(tag => !wanted.includes(tag)),
         });
       },
     },

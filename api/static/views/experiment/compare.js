@@ -1,7 +1,7 @@
 // Configurations side by side: mean and spread over seeds, and what can be claimed, in words.
 
 import { h, replace } from "../../core/dom.js";
-import { number, point } from "../../core/format.js";
+import { metric as inUnit, number, point } from "../../core/format.js";
 import { plainTable } from "../../core/table.js";
 import { ask, board, filterField, metricOptions, select, tick, whenRunsEnd } from "../figures.js";
 
@@ -121,16 +121,19 @@ export async function show(panel, context, { signal }) {
 }
 
 /** Mean with the standard deviation between seeds, to as many digits as the spread leaves. */
-function spread(figures, best) {
+function spread(name, figures, best) {
   if (!figures) return "–";
+  // Money, energy and mass have a unit of their size, and so no exponents.
+  const text = (value, digits) =>
+    /_(usd|kwh|kg)$/.test(name) ? inUnit(name, value) : number(value, "", digits);
   const digits = figures.sd
     ? Math.max(2, Math.min(6, 2 + Math.ceil(Math.log10(Math.abs(figures.mean) / figures.sd || 1))))
     : 4;
   return [
     best
-      ? h("strong", {}, number(figures.mean, "", digits), h("abbr", { title: "best mean; not tested" }, "*"))
-      : number(figures.mean, "", digits),
-    figures.sd === null ? "" : h("span", { class: "quiet" }, ` ±${number(figures.sd, "", 2)}`),
+      ? h("strong", {}, text(figures.mean, digits), h("abbr", { title: "best mean; not tested" }, "*"))
+      : text(figures.mean, digits),
+    figures.sd === null ? "" : h("span", { class: "quiet" }, ` ±${text(figures.sd, 2)}`),
     h("span", { class: "quiet" }, ` n=${figures.n}`),
   ];
 }
@@ -177,7 +180,7 @@ function rows(answer, view, set) {
         .map(({ row, place }) => [
           ...answer.axes.map(axis => String(row.point[axis])),
           `${row.finished}/${row.planned}`,
-          ...metrics.map(metric => spread(row.figures[metric], answer.best[metric] === place)),
+          ...metrics.map(name => spread(name, row.figures[name], answer.best[name] === place)),
           remarks(row),
         ]),
     ),

@@ -8,6 +8,7 @@ const FIELDS = { metric: "", filter: "" };
 /** Shows the effects. */
 export async function show(panel, context, { signal }) {
   const made = await board(panel, context, {
+    plots: true,
     fields: FIELDS,
     signal,
     tools: (view, set, known) => [

@@ -15,6 +15,8 @@ const COLUMNS = [
   { key: "message", title: "message", width: 700, render: one => one.message },
 ];
 
+const MOST = 1000; // Events in an answer
+
 /** Shows the events, and adds new ones as they come. */
 export async function show(panel, { id, onChange }, { signal }) {
   const events = new Map();
@@ -23,8 +25,13 @@ export async function show(panel, { id, onChange }, { signal }) {
     table.setRows([...events.values()].reverse());
     replace(panel, events.size ? table.node : empty("Nothing has happened yet."));
   };
-  for (const one of (await get(`/experiments/${id}/events`, {}, { signal })).items)
-    events.set(one.number, one);
+  let read,
+    after = 0;
+  do {
+    read = (await get(`/experiments/${id}/events`, { after, limit: MOST }, { signal })).items;
+    for (const one of read) events.set(one.number, one);
+    after = read.at(-1)?.number;
+  } while (read.length === MOST);
   const paint = painter(draw, signal);
   onChange((kind, data) => {
     if (kind === "event" && !events.has(data.number)) {

@@ -1,32 +1,41 @@
-// An experiment: the answer first, then its state and what can be done, then its tabs.
+// An experiment: its state and what can be done, the answer, then its tabs.
 
 import { get, whoami } from "../../core/api.js";
-import { h, replace } from "../../core/dom.js";
-import { duration, energy, mass, money, state, when } from "../../core/format.js";
+import { h, Made, replace } from "../../core/dom.js";
+import { duration, ENDED, energy, mass, money, relative, state, when } from "../../core/format.js";
 import { markdown } from "../../core/markdown.js";
 import { failure, loading } from "../../core/states.js";
-import { follow, painter } from "../../core/stream.js";
-import { jobLink, runsByState } from "../parts.js";
-import { actions } from "./actions.js";
-import { answer } from "./answer.js";
-import { startsIn, whyItWaits } from "../starts.js";
+import { follow, painter, rarely } from "../../core/stream.js";
+import { html, render } from "../../vendor/preact.js";
+import { facts, jobLink, runsByState } from "../parts.js";
+import { Star, tagsOf } from "../manage.js";
+import { startsIn, WhyItWaits } from "../starts.js";
+import { Actions } from "./actions.js";
+import { Answer } from "./answer.js";
 
-/** Tabs by the last part of the path, in their order. */
-/** @type {[string, string, () => Promise<{show: Function}>][]} */
-const TABS = [
-  ["runs", "Runs", () => import("./runs.js")],
-  ["curves", "Curves", () => import("./curves.js")],
-  ["compare", "Compare", () => import("./compare.js")],
-  ["frontier", "Frontier", () => import("./frontier.js")],
-  ["effects", "Effects", () => import("./effects.js")],
-  ["parallel", "Parallel", () => import("./parallel.js")],
-  ["scores", "Scores", () => import("./scores.js")],
-  ["money", "Time and money", () => import("./money.js")],
-  ["events", "Events", () => import("./events.js")],
-  ["spec", "Spec", () => import("./spec.js")],
-];
+/** Tabs in their groups, by the last part of the path. */
+/** @type {Object<string, [string, string, () => Promise<{show: Function}>][]>} */
+const TABS = {
+  Answers: [
+    ["compare", "Compare", () => import("./compare.js")],
+    ["frontier", "Frontier", () => import("./frontier.js")],
+    ["effects", "Effects", () => import("./effects.js")],
+    ["scores", "Scores", () => import("./scores.js")],
+  ],
+  Runs: [
+    ["runs", "Runs", () => import("./runs.js")],
+    ["curves", "Curves", () => import("./curves.js")],
+    ["parallel", "Parallel", () => import("./parallel.js")],
+  ],
+  Details: [
+    ["money", "Time and money", () => import("./money.js")],
+    ["events", "Events", () => import("./events.js")],
+    ["spec", "Spec", () => import("./spec.js")],
+  ],
+};
 
-const MANY_RUNS = 1000;
+const MANY_RUNS = 1000,
+  COMPARED_MS = 10000;
 
 /** Shows an experiment. */
 export async function show(main, { id, tab = "runs" }, { signal }) {
@@ -38,34 +47,31 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
   const listeners = new Set();
   const context = { id: Number(id), experiment, onChange: call => listeners.add(call) };
   const head = h("div"),
-    does = h("div"),
-    said = h("div"),
     panel = h("section", { class: "panel", "aria-busy": "true" }, loading());
-  const found = TABS.find(([name]) => name === tab) || TABS[0];
-  const tabs = h(
-    "nav",
-    { class: "tabs", "aria-label": "Parts of the experiment" },
-    TABS.map(([name, title]) =>
-      h(
-        "a",
-        { href: `/experiments/${id}/${name}`, "aria-current": name === found[0] ? "page" : null },
-        title,
-      ),
-    ),
-  );
+  const all = Object.values(TABS).flat(),
+    found = all.find(([name]) => name === tab) || all.find(([name]) => name === "runs");
+  let retried = () => {};
   const again = async () => {
     Object.assign(experiment, await get(`/experiments/${id}`, {}, { signal }));
     draw();
+    retried();
   };
-  const draw = () => {
-    replace(head, header(experiment, cluster));
-    replace(does, actions(experiment, who, again));
-  };
-  replace(main, head, said, does, tabs, panel);
-  draw();
   // Of many runs it takes seconds to compare them: what was asked for comes first.
   const many = experiment.run_count > MANY_RUNS;
-  if (!many) answer(said, experiment, signal);
+  let turn = many ? 0 : 1;
+  const draw = () =>
+    render(
+      html`<${Head} ...${{ experiment, who, cluster, again, turn, signal }} /><${Tabs} id=${id} current=${found[0]} />`,
+      head,
+    );
+  const compare = () => {
+    turn += 1;
+    draw();
+  };
+  signal.addEventListener("abort", () => render(null, head));
+  replace(main, head, panel);
+  draw();
+  head.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   try {
     await (await found[2]()).show(panel, context, { signal });
   } catch (error) {
@@ -73,85 +79,123 @@ export async function show(main, { id, tab = "runs" }, { signal }) {
     replace(panel, failure(error));
   }
   panel.setAttribute("aria-busy", "false");
-  if (many) answer(said, experiment, signal);
-  const paint = painter(draw, signal);
+  if (many) compare();
+  const paint = painter(draw, signal),
+    later = rarely(compare, COMPARED_MS, signal);
   const changed = (kind, data) => {
     listeners.forEach(call => call(kind, data));
     paint();
   };
-  follow(
-    `/api/v1/experiments/${id}/stream`,
-    {
-      experiment: data => {
-        Object.assign(experiment, data);
-        changed("experiment", data);
+  // One that has ended changes no more: its events and the state of each run would only cost time.
+  let ended = ENDED.has(experiment.state);
+  const connect = () => {
+    ended = false;
+    follow(
+      `/api/v1/experiments/${id}/stream`,
+      {
+        experiment: data => {
+          Object.assign(experiment, data);
+          changed("experiment", data);
+        },
+        run: data => {
+          changed("run", data);
+          if (ENDED.has(data.run.state)) later();
+        },
+        event: data => changed("event", data),
+        end: async data => {
+          ended = true;
+          Object.assign(experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({})));
+          changed("end", data);
+          compare();
+          retried();
+        },
       },
-      run: data => changed("run", data),
-      event: data => changed("event", data),
-      end: async data => {
-        Object.assign(experiment, data, await get(`/experiments/${id}`, {}, { signal }).catch(() => ({})));
-        changed("end", data);
-        answer(said, experiment, signal);
-      },
-    },
-    { signal },
-  );
+      { signal },
+    );
+  };
+  // A retry begins an experiment again whose stream has ended.
+  retried = () => {
+    if (ended && !ENDED.has(experiment.state)) connect();
+  };
+  if (!ended) connect();
   return { title: experiment.name };
 }
 
-function header(experiment, cluster) {
-  const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
-  const until = experiment.ended_s || Date.now() / 1000;
-  return [
-    h("p", { class: "quiet" }, h("a", { href: "/" }, "Experiments"), ` / ${experiment.id}`),
-    h("h1", {}, experiment.name),
-    h("p", {}, state(experiment.state), " ", runsByState(experiment)),
-    h(
-      "dl",
-      { class: "facts" },
-      fact("owner", experiment.owner),
-      fact(
-        "project",
-        h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project),
-      ),
-      experiment.study
-        ? fact("part", `${experiment.study.part} of study ${experiment.study.id}: ${experiment.study.name}`)
-        : null,
-      fact("submitted", when(experiment.created_s)),
-      experiment.started_s ? fact("time", duration(until - experiment.started_s)) : null,
-      experiment.totals
-        ? [
-            fact("cost", money(experiment.totals.cost_usd)),
-            fact("energy", energy(experiment.totals.energy_kwh)),
-            !experiment.totals.co2_kg ? null : fact("CO2", mass(experiment.totals.co2_kg)),
-          ]
-        : null,
-      jobLink(cluster, experiment) ? fact("Ray", jobLink(cluster, experiment)) : null,
-      experiment.waiting && experiment.state === "queued"
-        ? [
-            fact("starts", startsIn(experiment.waiting.start)),
-            fact(
-              "waits",
-              whyItWaits(
-                experiment.waiting.reason,
-                experiment.waiting.start,
-                experiment.owner,
-                experiment.project,
-              ),
-            ),
-          ]
-        : null,
-    ),
-    experiment.tags.length
-      ? h(
-          "p",
-          {},
-          experiment.tags.map(tag => [h("span", { class: "chip" }, tag), " "]),
-        )
-      : null,
-    experiment.notes ? h("div", { class: "notes" }, markdown(experiment.notes)) : null,
-    experiment.failure_message
-      ? h("p", { class: "card pad problem" }, `${experiment.failure_class}: ${experiment.failure_message}`)
-      : null,
-  ];
+/** Name, state and actions in a line; the answer, what it costs and everything else about it in another. */
+function Head({ experiment, who, cluster, again, turn, signal }) {
+  const { id, name, notes, waiting, failure_message } = experiment;
+  const waits = waiting && experiment.state === "queued";
+  return html`<div class="top">
+      <p class="quiet"><a href="/">Experiments</a> / ${id}</p>
+      <h1>${name}</h1>
+      <${Star} ...${{ experiment, who, changed: again }} />
+      <${Made} nodes=${[state(experiment.state), " ", runsByState(experiment)]} />
+      ${tagsOf(experiment).map(tag => html`<span class="chip" key=${tag}>${tag}</span>`)}
+      <${Actions} ...${{ experiment, who, again }} />
+    </div>
+    <div class="top second">
+      <${Answer} ...${{ experiment, turn, signal }} />
+      ${
+        waits &&
+        html`<dl class="facts">
+        <div><dt>starts</dt><dd><${Made} nodes=${startsIn(waiting.start)} /></dd></div>
+        <div><dt>waits</dt><dd><${WhyItWaits} ...${{ ...waiting, owner: experiment.owner, project: experiment.project }} /></dd></div>
+      </dl>`
+      }
+      ${
+        notes &&
+        html`<details class="menu end">
+        <summary class="button">Notes</summary>
+        <div class="card pad wide notes"><${Made} nodes=${markdown(notes)} /></div>
+      </details>`
+      }
+      <details class="menu end about">
+        <summary class="quiet">${summary(experiment)}</summary>
+        <div class="card pad"><${Made} nodes=${about(experiment, cluster)} /></div>
+      </details>
+    </div>
+    ${failure_message && html`<p class="card pad problem">${experiment.failure_class}: ${failure_message}</p>`}`;
 }
+
+const lasted = ({ started_s, ended_s }) => duration((ended_s || Date.now() / 1000) - started_s);
+
+/** Whose it is, how long it took and what it cost, in a few words. */
+const summary = experiment =>
+  [
+    experiment.owner,
+    experiment.started_s ? lasted(experiment) : relative(experiment.created_s),
+    experiment.totals ? money(experiment.totals.cost_usd) : null,
+  ]
+    .filter(Boolean)
+    .join(" · ");
+
+function about(experiment, cluster) {
+  const { study, totals } = experiment,
+    job = jobLink(cluster, experiment);
+  return facts([
+    ["owner", experiment.owner],
+    ["project", h("a", { href: `/projects/${encodeURIComponent(experiment.project)}` }, experiment.project)],
+    study && ["part", `${study.part} of study ${study.id}: ${study.name}`],
+    ["submitted", when(experiment.created_s)],
+    experiment.started_s && ["time", lasted(experiment)],
+    totals && ["cost_usd", money(totals.cost_usd)],
+    totals && ["energy_kwh", energy(totals.energy_kwh)],
+    totals?.co2_kg && ["co2_kg", mass(totals.co2_kg)],
+    job && ["Ray", job],
+  ]);
+}
+
+/** The tabs in their groups. */
+const Tabs = ({ id, current }) =>
+  html`<nav class="tabs" aria-label="Parts of the experiment">
+    ${Object.entries(TABS).map(
+      ([group, tabs]) =>
+        html`<span role="group" aria-label=${group} key=${group}>
+          <span class="quiet" aria-hidden="true">${group}</span>
+          ${tabs.map(
+            ([name, title]) =>
+              html`<a href=${`/experiments/${id}/${name}`} aria-current=${name === current ? "page" : null}>${title}</a>`,
+          )}
+        </span>`,
+    )}
+  </nav>`;

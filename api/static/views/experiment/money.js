@@ -15,6 +15,7 @@ const PARTS = [
 /** Shows the figures one below the other; one that cannot be drawn yet says why. */
 export async function show(panel, context, { signal }) {
   const made = await board(panel, context, {
+    plots: true,
     fields: FIELDS,
     signal,
     tools: (view, set) => [filterField(view, set), facts(context.experiment)],

@@ -64,6 +64,7 @@ export async function show(panel, context, { signal }) {
     );
   };
   const made = await board(panel, context, {
+    plots: true,
     fields: FIELDS,
     signal,
     below: ranking,

@@ -1,7 +1,7 @@
 // The axes of a spec as chips: each change is made in the text, which stays the truth.
 
-import { h, replace } from "../../core/dom.js";
-import { at, locate, written } from "./yaml.js";
+import { html, render } from "../../vendor/preact.js";
+import { at, drop, lineEnd, locate, put, wholeLines, written } from "./yaml.js";
 
 const AXES = "search.axes";
 
@@ -16,139 +16,91 @@ export const edits = {
     if (!last) return [node.start + 1, node.start + 1, word];
     if (node.flow) return [last.end, last.end, `, ${word}`];
     const start = text.lastIndexOf("\n", last.dash) + 1;
-    return [last.end, last.end, `\n${text.slice(start, last.dash)}- ${word}`];
+    const end = lineEnd(text, last.end); // Behind a comment.
+    return [end, end, `\n${text.slice(start, last.dash)}- ${word}`];
   },
   /** Takes the value at a position out of a list. */
   remove(text, node, number) {
     const { items, flow } = node,
       item = items[number];
-    if (!flow) return lines(text, item.dash, item.end);
+    if (!flow) return wholeLines(text, item.dash, item.end);
     if (number + 1 < items.length) return [item.start, items[number + 1].start, ""];
     return [number ? items[number - 1].end : item.start, item.end, ""];
   },
   /** Adds an axis with its first values. */
-  addAxis(text, root, name, values) {
-    const entry = `${name}: [${values.map(written).join(", ")}]`,
-      axes = at(root, AXES),
-      search = at(root, "search");
-    const inside = (node, line) => {
-      const last = node.entries.at(-1);
-      if (node.flow)
-        return last ? [last.value.end, last.value.end, `, ${line}`] : [node.start + 1, node.start + 1, line];
-      return [last.value.end, last.value.end, `\n${" ".repeat(node.column)}${line}`];
-    };
-    if (axes?.kind === "map" && (axes.flow || axes.entries.length)) return inside(axes, entry);
-    if (axes) return [axes.start, axes.end, `${axes.kind === "empty" ? " " : ""}{${entry}}`];
-    if (search?.kind === "map" && (search.flow || search.entries.length))
-      return inside(
-        search,
-        search.flow ? `axes: {${entry}}` : `axes:\n${" ".repeat(search.column + 2)}${entry}`,
-      );
-    if (search) return [search.start, search.end, `${search.kind === "empty" ? " " : ""}{axes: {${entry}}}`];
-    if (root.flow) return inside(root, `search: {axes: {${entry}}}`);
-    return [text.trimEnd().length, text.length, `${text.trim() ? "\n" : ""}search:\n  axes:\n    ${entry}\n`];
-  },
+  addAxis: (text, root, name, values) =>
+    put(text, root, [...AXES.split("."), name], `[${values.map(written).join(", ")}]`),
   /** Takes an axis away. */
-  removeAxis(text, root, name) {
-    const axes = at(root, AXES),
-      number = axes.entries.findIndex(({ key }) => key === name),
-      entry = axes.entries[number];
-    if (axes.entries.length === 1)
-      return axes.flow
-        ? [axes.start, axes.end, "{}"]
-        : [text.lastIndexOf(":", axes.start) + 1, axes.end, " {}"];
-    if (!axes.flow) return lines(text, entry.start, entry.value.end);
-    if (number + 1 < axes.entries.length) return [entry.start, axes.entries[number + 1].start, ""];
-    return [axes.entries[number - 1].value.end, entry.value.end, ""];
-  },
+  removeAxis: (text, root, name) => drop(text, root, [...AXES.split("."), name]),
 };
 
-/** Whole lines, with their line break. */
-function lines(text, start, end) {
-  const first = text.lastIndexOf("\n", start - 1) + 1,
-    next = text.indexOf("\n", end);
-  if (next < 0) return [Math.max(0, first - 1), text.length, ""];
-  return [first, next + 1, ""];
+function Axis({ name, node, text, root, options, edit }) {
+  const add = event => {
+    event.preventDefault();
+    const input = event.target.elements.value,
+      value = input.value.trim();
+    input.value = "";
+    if (value) edit(...edits.add(text, node, value));
+  };
+  const items = node.kind === "list" ? node.items : [];
+  return html`<div class="axis" role="group" aria-label=${name}>
+    <span class="axis-name">${name}</span>
+    ${items.map(
+      (item, place) =>
+        html`<span class="chip"
+          >${item.text ?? text.slice(item.start, item.end)}
+          <button
+            type="button"
+            aria-label=${`Remove ${item.text ?? "value"} from ${name}`}
+            onClick=${() => edit(...edits.remove(text, node, place))}
+          >
+            ×
+          </button></span
+        >`,
+    )}
+    ${
+      node.kind === "map"
+        ? html`<span class="chip">${text.slice(node.start, node.end)}</span>`
+        : html`<form class="chip-form" onSubmit=${add}>
+            <input
+              name="value"
+              class="chip-input"
+              aria-label=${`Add a value to ${name}`}
+              placeholder="add"
+              size="8"
+              autocomplete="off"
+              list=${`values-${name}`}
+            />
+            <datalist id=${`values-${name}`}>
+              ${options.map(value => html`<option value=${value} />`)}
+            </datalist>
+            <button type="submit" aria-label=${`Add the value to ${name}`}>+</button>
+          </form>`
+    }
+    <button
+      type="button"
+      class="axis-remove"
+      aria-label=${`Remove axis ${name}`}
+      onClick=${() => edit(...edits.removeAxis(text, root, name))}
+    >
+      Remove
+    </button>
+  </div>`;
 }
 
-/** The chips of a spec: its axes, then its seeds. `edit(start, end, text)` changes the text. */
+/** The chips of a spec's axes. `edit(start, end, text)` changes the text. */
 export function drawAxes(panel, { text, root, schema, edit }) {
-  const group = (name, node, number, { axis }) => {
-    const list = node.kind === "list" ? node.items : [],
-      options = axis ? schema.values(["search", "axes", name]) : [];
-    const input = h("input", {
-      class: "chip-input",
-      "aria-label": `Add a value to ${name}`,
-      placeholder: "add",
-      size: 8,
-      list: `axis-values-${number}`,
-    });
-    const submit = event => {
-      event.preventDefault();
-      if (input.value.trim()) edit(...edits.add(text, node, input.value.trim()));
-    };
-    return h(
-      "div",
-      { class: "axis", role: "group", "aria-label": name },
-      h("span", { class: "axis-name" }, name),
-      list.map((item, place) =>
-        h(
-          "span",
-          { class: "chip" },
-          item.text ?? text.slice(item.start, item.end),
-          h(
-            "button",
-            {
-              type: "button",
-              "aria-label": `Remove ${item.text ?? "value"} from ${name}`,
-              onclick: () => edit(...edits.remove(text, node, place)),
-            },
-            "×",
-          ),
-        ),
-      ),
-      node.kind === "map"
-        ? h("span", { class: "chip" }, text.slice(node.start, node.end))
-        : h(
-            "form",
-            { class: "chip-form", onsubmit: submit },
-            input,
-            h(
-              "datalist",
-              { id: `axis-values-${number}` },
-              options.map(value => h("option", { value })),
-            ),
-            h("button", { type: "submit", "aria-label": `Add the value to ${name}` }, "+"),
-          ),
-      axis
-        ? h(
-            "button",
-            {
-              type: "button",
-              class: "axis-remove",
-              "aria-label": `Remove axis ${name}`,
-              onclick: () => edit(...edits.removeAxis(text, root, name)),
-            },
-            "Remove",
-          )
-        : null,
-    );
-  };
   const axes = at(root, AXES)?.entries || [],
-    seeds = at(root, "seeds");
-  const taken = new Set(axes.map(({ key }) => key));
-  const field = h("input", {
-    class: "chip-input wide",
-    "aria-label": "Field of a new axis",
-    placeholder: "new axis, such as precision",
-    list: "axis-fields",
-  });
+    taken = new Set(axes.map(({ key }) => key)),
+    fields = schema.fields();
   const addAxis = event => {
     event.preventDefault();
-    const name = field.value.trim();
+    const input = event.target.elements.axis,
+      name = input.value.trim();
     if (!name || taken.has(name)) return;
+    input.value = "";
     const present = at(root, name),
-      initial = schema.fields().find(([known]) => known === name)?.[1].default;
+      initial = fields.find(([known]) => known === name)?.[1].default;
     const first =
       present?.kind === "scalar"
         ? present.text
@@ -157,26 +109,34 @@ export function drawAxes(panel, { text, root, schema, edit }) {
           : "";
     edit(...edits.addAxis(text, root, name, first === "" ? [] : [first]));
   };
-  replace(
+  render(
+    html`${axes.map(
+      ({ key: name, value: node }) =>
+        html`<${Axis}
+            key=${name}
+            ...${{ name, node, text, root, edit, options: schema.values(["search", "axes", name]) }}
+          />`,
+    )}
+      <form class="axis chip-form" onSubmit=${addAxis}>
+        <input
+          name="axis"
+          class="chip-input wide"
+          aria-label="Field of a new axis"
+          placeholder="new axis, such as precision"
+          autocomplete="off"
+          list="axis-fields"
+        />
+        <datalist id="axis-fields">
+          ${fields
+            .filter(([name]) => !taken.has(name))
+            .map(
+              ([name, { description }]) =>
+                html`<option value=${name}>${(description || "").split("\n", 1)[0]}</option>`,
+            )}
+        </datalist>
+        <button type="submit">Add axis</button>
+      </form>`,
     panel,
-    axes.map(({ key, value }, number) => group(key, value, number, { axis: true })),
-    seeds ? group("seeds", seeds, axes.length, { axis: false }) : null,
-    h(
-      "form",
-      { class: "axis chip-form", onsubmit: addAxis },
-      field,
-      h(
-        "datalist",
-        { id: "axis-fields" },
-        schema
-          .fields()
-          .filter(([name]) => !taken.has(name))
-          .map(([name, { description }]) =>
-            h("option", { value: name }, (description || "").split("\n", 1)[0]),
-          ),
-      ),
-      h("button", { type: "submit" }, "Add axis"),
-    ),
   );
 }
 

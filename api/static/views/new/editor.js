@@ -1,177 +1,218 @@
-// A text field with line numbers, colours, marks at lines with problems, and completion from the schema.
+// The text of a spec in CodeMirror: completion and help from the schema, problems at their line, search, undo, folding.
 
-import { h, replace } from "../../core/dom.js";
+import {
+  EditorState,
+  EditorView,
+  HighlightStyle,
+  acceptCompletion,
+  autocompletion,
+  bracketMatching,
+  closeBrackets,
+  closeBracketsKeymap,
+  completionKeymap,
+  defaultKeymap,
+  drawSelection,
+  foldGutter,
+  foldKeymap,
+  highlightActiveLine,
+  highlightActiveLineGutter,
+  highlightSelectionMatches,
+  history,
+  historyKeymap,
+  indentOnInput,
+  indentWithTab,
+  keymap,
+  lineNumbers,
+  lintGutter,
+  lintKeymap,
+  searchKeymap,
+  setDiagnostics,
+  startCompletion,
+  syntaxHighlighting,
+  tags,
+  yaml,
+} from "../../vendor/codemirror.js";
+import { h } from "../../core/dom.js";
 import { context, outline } from "./yaml.js";
 
 const MOST_OPTIONS = 40;
-const TOKEN = /(#.*$)|("(?:[^"\\]|\\.)*"|'[^']*')|([-+]?\b\d[\d._]*(?:e[-+]?\d+)?\b)|\b(true|false|null)\b/gi;
 
-function inked(line) {
-  const parts = [],
-    key = /^(\s*(?:-\s+)*)([^\s#:[\]{},][^#:]*?)(?=\s*:(?:\s|$))/.exec(line);
-  let rest = line;
-  if (key) {
-    parts.push(key[1], h("span", { class: "ink-key" }, key[2]));
-    rest = line.slice(key[0].length);
-  }
-  let last = 0;
-  for (const found of rest.matchAll(TOKEN)) {
-    if (found[1] && found.index > 0 && !/\s/.test(rest[found.index - 1])) continue;
-    parts.push(
-      rest.slice(last, found.index),
-      h("span", { class: found[1] ? "ink-comment" : found[2] ? "ink-text" : "ink-value" }, found[0]),
-    );
-    last = found.index + found[0].length;
-  }
-  parts.push(rest.slice(last), "\n");
-  return parts;
+const THEME = EditorView.theme({
+  "&": { height: "100%", backgroundColor: "var(--card)", color: "var(--ink)", fontSize: "13px" },
+  "&.cm-focused": { outline: "none" },
+  ".cm-scroller": {
+    fontFamily: 'ui-monospace, "SF Mono", Menlo, Consolas, monospace',
+    lineHeight: "20px",
+    overflow: "auto",
+  },
+  ".cm-content": { padding: "10px 0", caretColor: "var(--ink)" },
+  ".cm-cursor": { borderLeftColor: "var(--ink)" },
+  ".cm-gutters": { backgroundColor: "var(--raised)", color: "var(--quiet)", border: "none" },
+  ".cm-activeLine, .cm-activeLineGutter": {
+    backgroundColor: "color-mix(in srgb, var(--accent) 7%, transparent)",
+  },
+  "&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground": {
+    background: "color-mix(in srgb, var(--accent) 30%, transparent)",
+  },
+  ".cm-selectionMatch": { backgroundColor: "color-mix(in srgb, var(--accent) 18%, transparent)" },
+  ".cm-tooltip, .cm-panels": {
+    backgroundColor: "var(--card)",
+    color: "var(--ink)",
+    border: "1px solid var(--line)",
+    fontFamily: "system-ui, sans-serif",
+  },
+  ".cm-tooltip-autocomplete > ul": { fontFamily: "inherit", maxHeight: "14rem" },
+  ".cm-tooltip-autocomplete > ul > li": { padding: "0.15rem 0.5rem" },
+  ".cm-tooltip-autocomplete > ul > li[aria-selected]": { background: "var(--mark)", color: "var(--ink)" },
+  ".cm-completionDetail": { color: "var(--quiet)", fontStyle: "normal" },
+  ".cm-completionInfo": { maxWidth: "22rem" },
+  ".cm-diagnostic-error": { borderLeftColor: "var(--bad)" },
+  ".cm-lintRange-error": {
+    backgroundImage: "none",
+    textDecoration: "underline wavy var(--bad)",
+    textUnderlineOffset: "3px",
+  },
+  ".cm-textfield": { backgroundColor: "var(--card)", color: "var(--ink)", borderColor: "var(--line)" },
+  ".cm-button": { backgroundImage: "none", backgroundColor: "var(--raised)", color: "var(--ink)" },
+  ".cm-foldPlaceholder": { backgroundColor: "var(--raised)", color: "var(--quiet)", border: "none" },
+});
+const INK = HighlightStyle.define([
+  { tag: tags.definition(tags.propertyName), color: "var(--accent)" },
+  { tag: tags.comment, color: "var(--quiet)", fontStyle: "italic" },
+  { tag: tags.string, color: "var(--good)" },
+]);
+
+/** What completing a name writes: its colon, and for a section the line that follows; the cursor goes to `at`. */
+function opened({ name, section }, here, column) {
+  if (here.path.join(".") === "search.axes") return { insert: `${name}: []`, at: name.length + 3 };
+  const insert = section && !here.flow ? `${name}:\n${" ".repeat(column + 2)}` : `${name}: `;
+  return { insert, at: insert.length };
 }
 
-/** An editor; `onChange(text)` after each change. The text is what `value` says, and nothing else. */
+/** An editor; `onChange(text)` after each change. The text is what `value` is, and nothing else. */
 export class Editor {
   constructor(schema, { onChange, onHelp, signal }) {
     this.schema = schema;
-    this.onChange = onChange;
     this.onHelp = onHelp;
-    this.options = [];
-    this.chosen = -1;
-    this.marked = new Map();
-    this.input = h("textarea", {
-      class: "editor-input",
-      spellcheck: "false",
-      autocomplete: "off",
-      autocapitalize: "off",
-      wrap: "off",
-      rows: "24",
-      "aria-label": "Spec, YAML",
-      "aria-autocomplete": "list",
-      "aria-controls": "completions",
-      "aria-describedby": "editor-keys",
-      "data-testid": "spec",
-    });
-    this.ink = h("pre", { class: "editor-ink", "aria-hidden": "true" });
-    this.gutter = h("div", { class: "editor-gutter", "aria-hidden": "true" });
-    this.list = h("ul", {
-      class: "editor-list",
-      id: "completions",
-      role: "listbox",
-      "aria-label": "Completions",
-      hidden: "",
-    });
-    this.node = h(
-      "div",
-      { class: "editor" },
-      this.gutter,
-      h("div", { class: "editor-text" }, this.ink, this.input, this.list),
+    this.root = outline("");
+    this.invalid = false;
+    this.node = h("div", { class: "editor" });
+    // In a shadow root its styles are style sheets made by script, which the page's policy lets pass.
+    const shadow = this.node.attachShadow({ mode: "open" });
+    shadow.append(
+      h(
+        "p",
+        { id: "keys", hidden: true },
+        "Control and Space list completions. F8 goes to the next problem, Control and F searches. Tab indents; ",
+        "press Escape, then Tab, to leave the editor.",
+      ),
     );
-    const on = (name, act) => this.input.addEventListener(name, act, { signal });
-    on("input", () => this.changed(true));
-    on("scroll", () => this.scrolled());
-    on("keydown", event => this.pressed(event));
-    on("blur", () => this.close());
-    on("click", () => {
-      this.close();
-      this.help();
+    this.view = new EditorView({
+      root: shadow,
+      parent: shadow,
+      extensions: [
+        lineNumbers(),
+        lintGutter(),
+        foldGutter(),
+        history(),
+        drawSelection(),
+        EditorState.allowMultipleSelections.of(true),
+        indentOnInput(),
+        bracketMatching(),
+        closeBrackets(),
+        highlightActiveLine(),
+        highlightActiveLineGutter(),
+        highlightSelectionMatches(),
+        yaml(),
+        syntaxHighlighting(INK),
+        autocompletion({
+          override: [at => this.completions(at)],
+          icons: false,
+          maxRenderedOptions: MOST_OPTIONS,
+        }),
+        keymap.of([
+          { key: "Tab", run: acceptCompletion },
+          ...closeBracketsKeymap,
+          ...completionKeymap,
+          ...searchKeymap,
+          ...lintKeymap,
+          ...foldKeymap,
+          ...historyKeymap,
+          ...defaultKeymap,
+          indentWithTab,
+        ]),
+        THEME,
+        EditorView.contentAttributes.of(() => ({
+          tabindex: "0",
+          "aria-label": "Spec, YAML",
+          "aria-describedby": "keys",
+          "aria-invalid": String(this.invalid),
+          "data-testid": "spec",
+        })),
+        EditorView.updateListener.of(update => {
+          if (update.docChanged) {
+            this.root = outline(this.value);
+            onChange(this.value);
+          }
+          if (update.docChanged || update.selectionSet) this.help();
+        }),
+      ],
     });
-    on("keyup", event => {
-      if (/^(Arrow|Home|End|Page)/.test(event.key) && this.list.hidden) this.help();
-    });
-    this.list.addEventListener(
-      "pointerdown",
-      event => {
-        event.preventDefault();
-        const option = event.target.closest("li");
-        if (option) this.accept(Number(option.dataset.number));
-      },
-      { signal },
-    );
+    signal.addEventListener("abort", () => this.view.destroy());
   }
 
   get value() {
-    return this.input.value;
+    return this.view.state.doc.toString();
   }
 
+  /** Makes the text another: what both begin and end with stays, and so do the cursor there and the history. */
   set value(text) {
-    this.input.value = text;
-    this.changed(false);
+    const before = this.value,
+      most = Math.min(before.length, text.length);
+    let start = 0,
+      same = 0;
+    while (start < most && before[start] === text[start]) start += 1;
+    while (same < most - start && before.at(-1 - same) === text.at(-1 - same)) same += 1;
+    this.edit(start, before.length - same, text.slice(start, text.length - same));
   }
 
-  /** Replaces a part of the text in a way that the field can undo. */
-  edit(start, end, text) {
-    this.input.focus();
-    this.input.setSelectionRange(start, end);
-    const done =
-      text === ""
-        ? start === end || document.execCommand("delete")
-        : document.execCommand("insertText", false, text);
-    if (!done) {
-      this.input.setRangeText(text, start, end, "end");
-      this.changed(false);
-    }
-    this.close();
+  /** Replaces a part of the text, as one step that can be undone. */
+  edit(from, to, insert) {
+    this.view.dispatch({ changes: { from, to, insert }, userEvent: "input.form" });
   }
 
-  changed(typed) {
-    this.root = outline(this.value);
-    this.draw();
-    if (typed) this.suggest(false);
-    this.help();
-    this.onChange(this.value);
-  }
-
-  draw() {
-    const lines = this.value.split("\n");
-    replace(
-      this.ink,
-      ...lines.map((line, row) =>
-        h("span", { class: this.marked.has(row + 1) ? "ink-problem" : "" }, ...inked(line)),
-      ),
-    );
-    replace(
-      this.gutter,
-      ...lines.map((_, row) =>
-        h("span", this.marked.has(row + 1) ? { class: "bad", title: this.marked.get(row + 1) } : {}, row + 1),
-      ),
-    );
-    this.scrolled();
-  }
-
-  scrolled() {
-    this.ink.style.transform = `translate(${-this.input.scrollLeft}px, ${-this.input.scrollTop}px)`;
-    this.gutter.scrollTop = this.input.scrollTop;
-  }
-
-  /** Marks lines, by number from 1, with what is wrong there. */
+  /** Marks parts of the text, [{start, end, message}], with what is wrong there. */
   mark(problems) {
-    this.marked = problems;
-    if (problems.size) this.input.setAttribute("aria-invalid", "true");
-    else this.input.removeAttribute("aria-invalid");
-    this.draw();
+    this.invalid = problems.length > 0;
+    const { length } = this.view.state.doc;
+    const diagnostics = problems
+      .map(({ start, end, message }) => ({
+        from: Math.min(start, length),
+        to: Math.min(end, length),
+        severity: "error",
+        message,
+      }))
+      .sort((a, b) => a.from - b.from);
+    this.view.dispatch(setDiagnostics(this.view.state, /** @type {any} */ (diagnostics)));
   }
 
-  /** Puts the cursor at a position, in the middle of what is seen. */
-  go(position, length = 0) {
-    this.input.focus();
-    this.input.setSelectionRange(position, position + length);
-    const row = this.value.slice(0, position).split("\n").length - 1,
-      height = this.measure().height;
-    this.input.scrollTop = Math.max(0, row * height - this.input.clientHeight / 2);
-    this.scrolled();
-    this.help();
+  /** Selects a part, in the middle of what is seen. */
+  go(anchor, length = 0) {
+    this.view.focus();
+    const effects = EditorView.scrollIntoView(anchor, { y: "center" });
+    this.view.dispatch({ selection: { anchor, head: anchor + length }, effects });
   }
 
   lineOf(position) {
-    return this.value.slice(0, position).split("\n").length;
+    return this.view.state.doc.lineAt(Math.min(position, this.view.state.doc.length)).number;
   }
 
+  /** Describes the field at the cursor. */
   help() {
-    const here = context(this.value, this.root, this.input.selectionStart);
-    if (!here) {
-      this.onHelp(null);
-      return;
-    }
-    const key = here.part === "key" ? /^[\w.-]*/.exec(this.value.slice(here.from))[0] : null; // All of it, wherever in it the cursor is.
-    const path = key ? [...here.path, key] : here.path;
+    const text = this.value,
+      here = context(text, this.root, this.view.state.selection.main.head);
+    const key = here?.part === "key" ? /^[\w.-]*/.exec(text.slice(here.from))[0] : null; // All of it, wherever in it the cursor is.
+    const path = key ? [...here.path, key] : (here?.path ?? []);
     const dotted =
       path[0] === "search" && path[1] === "axes" && path.length > 2
         ? path.slice(2).join(".").split(".")
@@ -180,162 +221,45 @@ export class Editor {
     this.onHelp(field ? this.schema.described(dotted.join("."), field) : null);
   }
 
-  suggest(asked) {
-    const position = this.input.selectionStart,
-      here = context(this.value, this.root, position);
-    if (!here || this.input.selectionEnd !== position || (!asked && !here.word)) {
-      this.close();
-      return;
-    }
-    const after = this.value.slice(position).split("\n", 1)[0];
-    if (/^[\w.]/.test(after)) {
-      this.close();
-      return;
-    }
-    const word = here.word.toLowerCase(),
-      known = here.part === "key" ? this.schema.keys(here.path) : [];
-    const present = new Set(this.keysNear(here.path));
-    const found =
+  completions({ state, pos, explicit }) {
+    const text = state.doc.toString(),
+      here = context(text, outline(text), pos);
+    if (!here || (!explicit && !here.word) || /^[\w.]/.test(text.slice(pos, pos + 1))) return null;
+    const options =
       here.part === "key"
-        ? known
-            .filter(({ name }) => !present.has(name) || name === here.word)
-            .map(one => ({ ...one, insert: this.opened(one, here) }))
-        : this.schema.values(here.path).map(name => ({ name, text: "", type: "", insert: name }));
-    const fits = found.filter(({ name }) => name.toLowerCase().includes(word));
-    fits.sort(
-      (a, b) => Number(b.name.toLowerCase().startsWith(word)) - Number(a.name.toLowerCase().startsWith(word)),
-    );
-    if (!fits.length || (fits.length === 1 && fits[0].name === here.word && !asked)) {
-      this.close();
-      return;
-    }
-    this.from = here.from;
-    this.open(fits.slice(0, MOST_OPTIONS));
+        ? this.schema
+            .keys(here.path)
+            .filter(one => one.name === here.word || !this.keysNear(here.path).has(one.name))
+            .map(one => this.option(one, here))
+        : this.schema.values(here.path).map(label => ({ label }));
+    if (!explicit && options.length === 1 && options[0].label === here.word) return null;
+    return { from: here.from, options, validFor: /^[\w.-]*$/ };
+  }
+
+  option(field, here) {
+    return {
+      label: field.name,
+      detail: field.type.slice(0, 40),
+      info: field.text ? () => h("p", {}, field.text) : undefined,
+      apply: (view, _, from, to) => {
+        const line = view.state.doc.lineAt(from),
+          follows = /^\s*:/.test(line.text.slice(to - line.from));
+        const { insert, at } = follows
+          ? { insert: field.name, at: field.name.length }
+          : opened(field, here, from - line.from);
+        view.dispatch({
+          changes: { from, to, insert },
+          selection: { anchor: from + at },
+          userEvent: "input.complete",
+        });
+        if (!field.section && !follows) startCompletion(view);
+      },
+    };
   }
 
   keysNear(path) {
     let node = this.root;
     for (const key of path) node = node?.entries?.find(entry => entry.key === key)?.value;
-    return (node?.entries || []).map(entry => entry.key);
-  }
-
-  /** What completing a name writes: its colon, and for a section the line that follows. */
-  opened({ name, section }, here) {
-    if (here.path.join(".") === "search.axes") return `${name}: []`;
-    if (!section || here.flow) return `${name}: `;
-    const start = this.value.lastIndexOf("\n", here.from - 1) + 1;
-    return `${name}:\n${" ".repeat(here.from - start + 2)}`;
-  }
-
-  open(options) {
-    this.options = options;
-    this.chosen = 0;
-    const { width, height } = this.measure(),
-      before = this.value.slice(0, this.from).split("\n");
-    replace(
-      this.list,
-      ...options.map((one, number) =>
-        h(
-          "li",
-          {
-            role: "option",
-            id: `completion-${number}`,
-            "data-number": number,
-            "aria-selected": String(number === 0),
-          },
-          h("b", {}, one.name),
-          h("span", { class: "quiet" }, one.type ? ` ${one.type.slice(0, 40)}` : ""),
-        ),
-      ),
-    );
-    this.list.hidden = false;
-    const area = this.node.querySelector(".editor-text"),
-      top = before.length * height + 10 - this.input.scrollTop;
-    const room = area.clientHeight - top;
-    this.list.style.left = `${Math.max(4, Math.min(before.at(-1).length * width + 12 - this.input.scrollLeft, area.clientWidth - this.list.offsetWidth - 8))}px`;
-    this.list.style.top = `${room < this.list.offsetHeight && top > this.list.offsetHeight + height ? top - this.list.offsetHeight - height : top}px`;
-    this.input.setAttribute("aria-activedescendant", "completion-0");
-    this.onHelp(options[0].text ? options[0] : null);
-  }
-
-  close() {
-    if (this.list.hidden) return;
-    this.list.hidden = true;
-    this.input.removeAttribute("aria-activedescendant");
-  }
-
-  measure() {
-    if (this.measured) return this.measured;
-    const probe = h("span", { class: "editor-probe" }, "0".repeat(100));
-    this.ink.append(probe);
-    const box = probe.getBoundingClientRect();
-    probe.remove();
-    const measured = { width: box.width / 100, height: parseFloat(getComputedStyle(this.input).lineHeight) };
-    if (box.width) this.measured = measured;
-    return measured;
-  }
-
-  pick(number) {
-    const items = this.list.children;
-    items[this.chosen]?.setAttribute("aria-selected", "false");
-    this.chosen = (number + items.length) % items.length;
-    items[this.chosen].setAttribute("aria-selected", "true");
-    items[this.chosen].scrollIntoView({ block: "nearest" });
-    this.input.setAttribute("aria-activedescendant", items[this.chosen].id);
-    this.onHelp(this.options[this.chosen].text ? this.options[this.chosen] : null);
-  }
-
-  accept(number) {
-    const { insert } = this.options[number],
-      position = this.input.selectionStart;
-    const rest = /^\s*:/.test(this.value.slice(position).split("\n", 1)[0])
-      ? insert.replace(/:[\s\S]*$/, "")
-      : insert;
-    this.edit(this.from, position, rest);
-    if (rest.endsWith("[]"))
-      this.input.setSelectionRange(this.from + rest.length - 1, this.from + rest.length - 1);
-    if (/(: |\[\])$/.test(rest)) this.suggest(true);
-  }
-
-  pressed(event) {
-    const open = !this.list.hidden;
-    const done = () => {
-      event.preventDefault();
-      event.stopPropagation();
-    };
-    if (event.key === " " && event.ctrlKey) {
-      done();
-      this.suggest(true);
-      return;
-    }
-    if (open && event.key === "ArrowDown") {
-      done();
-      this.pick(this.chosen + 1);
-      return;
-    }
-    if (open && event.key === "ArrowUp") {
-      done();
-      this.pick(this.chosen - 1);
-      return;
-    }
-    if (open && event.key === "Escape") {
-      done();
-      this.close();
-      return;
-    }
-    if (open && (event.key === "Enter" || event.key === "Tab") && !event.shiftKey) {
-      done();
-      this.accept(this.chosen);
-      return;
-    }
-    if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {
-      const position = this.input.selectionStart,
-        start = this.value.lastIndexOf("\n", position - 1) + 1;
-      const line = this.value.slice(start, position),
-        lead = /^\s*/.exec(line)[0];
-      if (!lead && !/:\s*$/.test(line)) return;
-      done();
-      this.edit(position, this.input.selectionEnd, `\n${lead}${/:\s*$/.test(line) ? "  " : ""}`);
-    }
+    return new Set((node?.entries || []).map(entry => entry.key));
   }
 }

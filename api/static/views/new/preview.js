@@ -1,7 +1,7 @@
 // What a spec would run: how many runs, what they take, when they start and at whose expense.
 
 import { h } from "../../core/dom.js";
-import { count, duration, energy, mass, money, number, point } from "../../core/format.js";
+import { count, duration, energy, mass, money, point } from "../../core/format.js";
 import { shortTable } from "../parts.js";
 
 const MOST_SHOWN = 50;
@@ -110,7 +110,7 @@ export function drawPreview(preview, { project, owner }) {
           ["Seed", run => run.seed, "num"],
           ...(preview.items.some(run => run.repeat) ? [["Repeat", run => run.repeat, "num"]] : []),
           ["Hardware", run => `${run.workers > 1 ? `${run.workers} × ` : ""}${run.hardware}`],
-          ["Price", run => number(run.price_usd_per_hour, "USD/h", 3), "num"],
+          ["Price", run => `${money(run.price_usd_per_hour)}/h`, "num"],
           [
             "",
             run =>

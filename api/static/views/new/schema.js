@@ -79,6 +79,14 @@ export class Schema {
     return [...new Set([...own, ...found.map(value => (value === "" ? '""' : String(value)))])];
   }
 
+  /** The only values that a field may have; null where it takes others too. */
+  choices(path) {
+    const branches = this.branches(this.field(path) ?? {}).filter(one => one.type !== "null");
+    return branches.length && branches.every(one => one.enum || "const" in one)
+      ? branches.flatMap(one => one.enum ?? [one.const]).map(String)
+      : null;
+  }
+
   /** Every field that an axis may vary, by its dotted name. */
   fields() {
     if (this.leaves) return this.leaves;

@@ -1,4 +1,6 @@
-// Where things are in a YAML text: a lenient outline with positions. The server alone judges what is valid.
+// Where things are in a YAML text, and edits of it at a field; comments and all else stay. The server alone judges it.
+
+import { yaml } from "../../vendor/codemirror.js";
 
 /** A key of a block mapping at the start of a line's content: group 1 is the key with its quotes. */
 const KEY = /^("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s#,[\]{}&*!|>'"%@`-][^#]*?|-[^\s#][^#]*?)\s*:(?=\s|$)/;
@@ -16,155 +18,139 @@ const unquoted = text => {
 
 /**
  * @typedef {{kind: string, start: number, end: number, flow?: boolean, column?: number, text?: string, entries?: any[],
- *   items?: any[]}} Outline
- *
+ *   items?: any[], dash?: number}} Outline
+ */
+
+const PARSER = yaml().language.parser;
+const COLLECTIONS = { BlockMapping: "map", FlowMapping: "map", BlockSequence: "list", FlowSequence: "list" };
+const SCALARS = new Set(["Literal", "QuotedLiteral", "BlockLiteral", "Alias", "Tagged", "Anchored"]);
+
+const empty = at => ({ kind: "empty", start: at, end: at });
+const valueOf = node => {
+  for (
+    let child = node.lastChild;
+    child && child.name !== "Key" && child.name !== ":";
+    child = child.prevSibling
+  )
+    if (child.name in COLLECTIONS || SCALARS.has(child.name)) return child;
+  return null;
+};
+
+/** The start of the line that a position is in. */
+const lineStart = (text, at) => text.lastIndexOf("\n", at - 1) + 1;
+export const lineEnd = (text, at) => (text.indexOf("\n", at) < 0 ? text.length : text.indexOf("\n", at));
+
+/**
  * @param {string} text
  * @returns {Outline} its outline: nodes {kind: map|list|scalar|empty, start, end, flow, entries|items|text}.
  * An entry is {key, start, keyEnd, value}; positions are those of characters.
  */
 export function outline(text) {
-  const lines = [];
-  for (let at = 0; at <= text.length;) {
-    const end = text.indexOf("\n", at) < 0 ? text.length : text.indexOf("\n", at);
-    lines.push({ at, end, column: text.slice(at, end).search(/\S|$/) });
-    at = end + 1;
-  }
-  let row = 0;
-  const content = line => text.slice(line.at + line.column, line.end);
-  const skip = () => {
-    while (row < lines.length && /^(#|---\s*$|$)/.test(content(lines[row]))) row += 1;
+  const draw = node => {
+    const kind = COLLECTIONS[node.name],
+      flow = node.name.startsWith("Flow");
+    if (!kind)
+      return {
+        kind: "scalar",
+        start: node.from,
+        end: node.to,
+        text: unquoted(text.slice(node.from, node.to)),
+      };
+    const parts = node.getChildren(kind === "map" ? "Pair" : "Item").map(part => {
+      const value = valueOf(part);
+      if (kind === "list")
+        return {
+          ...(value ? draw(value) : empty(part.from)),
+          dash: flow ? undefined : part.prevSibling?.from,
+        };
+      const key = part.getChild("Key") || part,
+        colon = part.getChild(":");
+      return {
+        key: unquoted(text.slice(key.from, key.to)),
+        start: part.from,
+        keyEnd: key.to,
+        value: value ? draw(value) : empty(colon ? colon.to : key.to),
+      };
+    });
+    const first = kind === "map" ? parts[0]?.start : parts[0]?.dash;
+    const start = flow ? node.from : (first ?? node.from);
+    return {
+      kind,
+      flow,
+      start,
+      end: flow ? node.to : ((parts.at(-1)?.value ?? parts.at(-1))?.end ?? node.to),
+      column: start - lineStart(text, start),
+      [kind === "map" ? "entries" : "items"]: parts,
+    };
   };
-  const isItem = line => /^-(\s|$)/.test(content(line));
-  const empty = at => ({ kind: "empty", start: at, end: at });
-
-  function block(least) {
-    skip();
-    if (row >= lines.length || lines[row].column < least) return null;
-    const { column } = lines[row];
-    if (isItem(lines[row])) return list(column);
-    return KEY.test(content(lines[row])) ? map(column) : inline(lines[row].at + column, column);
+  for (const document of PARSER.parse(text).topNode.getChildren("Document")) {
+    const value = valueOf(document);
+    if (value) return draw(value);
   }
+  return { kind: "map", flow: false, start: 0, end: text.length, column: 0, entries: [] };
+}
 
-  function list(column) {
-    const node = { kind: "list", flow: false, start: lines[row].at + column, end: 0, items: [] };
-    for (skip(); row < lines.length && lines[row].column === column && isItem(lines[row]); skip()) {
-      const line = lines[row],
-        dash = line.at + column;
-      const rest = text.slice(dash + 1, line.end),
-        first = rest.search(/\S/);
-      let item;
-      if (first < 0 || rest[first] === "#") {
-        row += 1;
-        item = block(column + 1) || empty(dash + 1);
-      } else {
-        line.column = column + 1 + first;
-        item = block(line.column) || empty(dash + 1);
-      }
-      node.items.push({ ...item, dash });
-      node.end = item.end;
-    }
-    return node;
+/**
+ * The text after an edit [start, end, replacement].
+ * @param {string} text
+ * @param {any[]} edit
+ */
+export const edited = (text, [start, end, replacement]) =>
+  text.slice(0, start) + replacement + text.slice(end);
+
+/** The entries that lead along keys as far as they are there; a key may have dots. */
+function along(root, keys) {
+  const found = [];
+  let node = root;
+  for (const key of keys) {
+    const entry = node.kind === "map" ? node.entries.find(one => one.key === key) : null;
+    if (!entry) break;
+    found.push(entry);
+    node = entry.value;
   }
+  return found;
+}
 
-  function map(column) {
-    const node = { kind: "map", flow: false, start: lines[row].at + column, end: 0, column, entries: [] };
-    for (skip(); row < lines.length && lines[row].column === column && !isItem(lines[row]); skip()) {
-      const line = lines[row],
-        start = line.at + column,
-        found = KEY.exec(content(line));
-      if (!found) {
-        row += 1;
-        continue;
-      }
-      const colon = start + found[0].length,
-        rest = text.slice(colon, line.end),
-        first = rest.search(/\S/);
-      let value;
-      if (first < 0 || rest[first] === "#") {
-        row += 1;
-        skip();
-        const item = row < lines.length && lines[row].column === column && isItem(lines[row]);
-        value = (item ? list(column) : block(column + 1)) || empty(colon);
-      } else value = inline(colon + first, column);
-      node.entries.push({ key: unquoted(found[1]), start, keyEnd: start + found[1].length, value });
-      node.end = value.end;
-    }
-    return node;
-  }
+/** The edit that gives a field a value, written in YAML; sections that are missing come with it. */
+export function put(text, root, keys, raw) {
+  const found = along(root, keys),
+    node = found.at(-1)?.value ?? root,
+    rest = keys.slice(found.length);
+  if (!rest.length) return [node.start, node.end, node.kind === "empty" ? ` ${raw}` : raw];
+  const inline = rest.reduceRight(
+    (value, key, place) => `${key}: ${place < rest.length - 1 ? `{${value}}` : value}`,
+    raw,
+  );
+  if (node.kind !== "map") return [node.start, node.end, `${node.kind === "empty" ? " " : ""}{${inline}}`];
+  const last = node.entries.at(-1);
+  if (node.flow)
+    return last ? [last.value.end, last.value.end, `, ${inline}`] : [node.start + 1, node.start + 1, inline];
+  const lines = rest.map((key, place) => `${" ".repeat(node.column + 2 * place)}${key}:`).join("\n");
+  if (!last) return [text.trimEnd().length, text.length, `${text.trim() ? "\n" : ""}${lines} ${raw}\n`];
+  const end = lineEnd(text, last.value.end); // Behind a comment.
+  return [end, end, `\n${lines} ${raw}`];
+}
 
-  /** A value that begins within a line: a flow collection, a quoted or plain scalar, or a block scalar. */
-  function inline(at, column) {
-    const mark = text[at];
-    /** @type {Outline} */
-    let node;
-    if (mark === "[" || mark === "{") node = flow(at);
-    else if (mark === '"' || mark === "'") node = quoted(at);
-    else {
-      const line = lines[row],
-        comment = text.slice(at, line.end).search(/\s#/);
-      const end = comment < 0 ? line.end : at + comment;
-      node = { kind: "scalar", start: at, end: at + text.slice(at, end).trimEnd().length };
-      if (mark === "|" || mark === ">") {
-        row += 1;
-        while (
-          row < lines.length &&
-          (lines[row].column > column || lines[row].at + lines[row].column === lines[row].end)
-        )
-          node.end = lines[row++].end;
-        return { ...node, text: text.slice(at, node.end) };
-      }
-      node.text = text.slice(at, node.end);
-    }
-    while (row < lines.length && lines[row].at <= node.end) row += 1;
-    return node;
-  }
+/** The edit that takes a field away, with the sections that would be left empty; null where there is none. */
+export function drop(text, root, keys) {
+  const found = along(root, keys);
+  if (found.length < keys.length) return null;
+  let depth = found.length - 1;
+  const within = place => (place ? found[place - 1].value : root);
+  while (depth && within(depth).entries.length === 1) depth -= 1;
+  const { flow, entries } = within(depth),
+    entry = found[depth],
+    number = entries.indexOf(entry);
+  if (!flow) return wholeLines(text, entry.start, entry.value.end);
+  if (number + 1 < entries.length) return [entry.start, entries[number + 1].start, ""];
+  return [number ? entries[number - 1].value.end : entry.start, entry.value.end, ""];
+}
 
-  function quoted(at) {
-    const found = text[at] === '"' ? /"(?:[^"\\]|\\.)*"?/sy : /'(?:[^']|'')*'?/sy;
-    found.lastIndex = at;
-    const raw = found.exec(text)[0];
-    return { kind: "scalar", start: at, end: at + raw.length, text: unquoted(raw) };
-  }
-
-  const gap = at => {
-    const blank = /(?:\s|(?<=\s)#[^\n]*)*/y;
-    blank.lastIndex = at;
-    blank.exec(text);
-    return blank.lastIndex;
-  };
-
-  /** @returns {Outline} */
-  function flow(at) {
-    if (text[at] === '"' || text[at] === "'") return quoted(at);
-    if (text[at] !== "[" && text[at] !== "{") {
-      const plain = /(?:(?!\s#|:(?=\s))[^,[\]{}\n])*/y;
-      plain.lastIndex = at;
-      const raw = plain.exec(text)[0].trimEnd();
-      return { kind: "scalar", start: at, end: at + raw.length, text: raw };
-    }
-    const close = text[at] === "[" ? "]" : "}";
-    const node = { kind: close === "]" ? "list" : "map", flow: true, start: at, end: 0 };
-    const found = (node[close === "]" ? "items" : "entries"] = []);
-    let here = gap(at + 1);
-    while (here < text.length && text[here] !== close) {
-      const before = here,
-        part = flow(here);
-      here = gap(part.end);
-      if (close === "}") {
-        let value = empty(part.end);
-        if (text[here] === ":") {
-          value = flow(gap(here + 1));
-          here = gap(value.end);
-        }
-        found.push({ key: part.text ?? "", start: part.start, keyEnd: part.end, value });
-      } else found.push(part);
-      if (text[here] === ",") here = gap(here + 1);
-      else if (here === before || text[here] !== close) break;
-    }
-    return { ...node, end: Math.min(text[here] === close ? here + 1 : here, text.length) };
-  }
-
-  return block(0) || { kind: "map", flow: false, start: 0, end: text.length, column: 0, entries: [] };
+/** The edit that removes the lines of a part, with their line break. */
+export function wholeLines(text, start, end) {
+  const first = lineStart(text, start),
+    next = text.indexOf("\n", end);
+  return next < 0 ? [Math.max(0, first - 1), text.length, ""] : [first, next + 1, ""];
 }
 
 /** The entry, item or node at a dotted path, or the last one on the way there; `whole` = all of it was found. */

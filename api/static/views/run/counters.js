@@ -1,12 +1,14 @@
 // What was measured of the devices: each quantity with unit, provenance and window.
 
 import { get } from "../../core/api.js";
+import { chart } from "../../core/chart.js";
+import { legend } from "../../core/chart_group.js";
 import { h, replace } from "../../core/dom.js";
 import { count, number, numeric, when } from "../../core/format.js";
 import { query, setQuery } from "../../core/router.js";
 import { empty } from "../../core/states.js";
+import { addressedGroup } from "../charts.js";
 import { choice, section, shortTable } from "../parts.js";
-import { COLOURS, figure } from "./series.js";
 
 const apart = scope => /^(kernel|operator):/.test(scope);
 
@@ -26,29 +28,30 @@ export async function show(panel, context, { signal }) {
     ...new Set([...groups.values()].filter(rows => rows.length > 1).map(([first]) => first.name)),
   ].sort();
   const area = h("div", { class: "card pad" }),
-    place = h("div", { class: "figure-place" });
+    place = h("figure");
+  const group = addressedGroup(),
+    lines = legend(group);
   const draw = name => {
     const own = [...groups.values()].filter(([first]) => first.name === name),
-      begin = Math.min(...own.flat().map(one => one.start_s));
-    return figure(place, {
-      caption: name,
-      data: own.map((rows, number) => ({
-        type: "scatter",
-        mode: "lines+markers",
-        line: { color: COLOURS[number % COLOURS.length] },
-        name: `${rows[0].scope}, ${rows[0].provenance}`,
-        x: rows.map(one => one.end_s - begin),
-        y: rows.map(one => numeric(one.value)),
-      })),
-      layout: {
-        height: 320,
-        margin: { t: 10, r: 16, b: 44, l: 72 },
-        showlegend: own.length > 1,
-        legend: { orientation: "h", y: 1.12 },
-        xaxis: { title: { text: "seconds since the first window" } },
-        yaxis: { title: { text: `${name} (${own[0][0].unit})` } },
+      begin = Math.min(...own.flat().map(one => one.start_s)),
+      title = `${name} (${own[0][0].unit})`;
+    chart(
+      place,
+      {
+        title,
+        x_title: "seconds since the first window",
+        y_title: title,
+        lines: own.map((rows, colour) => ({
+          name: `${rows[0].scope}, ${rows[0].provenance}`,
+          colour,
+          x: rows.map(one => one.end_s - begin),
+          y: rows.map(one => (Number.isFinite(numeric(one.value)) ? numeric(one.value) : null)),
+        })),
       },
-    });
+      {},
+      group,
+    );
+    lines.draw();
   };
   const asked = query().get("name"),
     chosen = plotted.includes(asked) ? asked : plotted[0];
@@ -65,11 +68,13 @@ export async function show(panel, context, { signal }) {
           choice("name", plotted, chosen, {
             onchange: event => {
               setQuery({ name: event.target.value });
+              group.set({ zoom: null, hidden: new Set(), marks: [] });
               draw(event.target.value);
             },
           }),
         ),
       ),
+      lines.list,
       place,
     );
   const rows = [...groups.values()]
@@ -106,5 +111,5 @@ export async function show(panel, context, { signal }) {
       ),
     ),
   );
-  if (chosen) await draw(chosen);
+  if (chosen) draw(chosen);
 }

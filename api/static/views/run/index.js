@@ -20,16 +20,22 @@ import {
 } from "../../core/format.js";
 import { failure, loading } from "../../core/states.js";
 import { follow, painter } from "../../core/stream.js";
+import { editRun } from "../experiment/run_actions.js";
 import { facts, jobLink } from "../parts.js";
 
 /** @type {[string, string, () => Promise<{show: Function}>][]} */
 const TABS = [
   ["", "Overview", () => import("./overview.js")],
   ["curves", "Curves", () => import("./curves.js")],
+  ["predictions", "Predictions", () => import("./predictions.js")],
+  ["data", "Data", () => import("./data.js")],
+  ["try", "Try it", () => import("./try.js")],
   ["logs", "Log", () => import("./logs.js")],
   ["profile", "Profile", () => import("./profile.js")],
   ["counters", "Counters", () => import("./counters.js")],
+  ["histograms", "Histograms", () => import("./histograms.js")],
   ["files", "Files", () => import("./files.js")],
+  ["code", "Code", () => import("./code.js")],
   ["config", "Configuration", () => import("./config.js")],
 ];
 
@@ -92,11 +98,44 @@ export async function show(main, { id, tab = "" }, { signal }) {
       h(
         "div",
         { class: "head" },
-        h("h1", {}, `Run ${run.id}: ${point(run.point)}`),
+        h(
+          "h1",
+          {},
+          run.starred ? h("span", { role: "img", "aria-label": "starred" }, "★ ") : null,
+          `Run ${run.id}: ${run.name || point(run.point)}`,
+        ),
         manages
           ? h(
               "div",
               { class: "tools" },
+              h(
+                "button",
+                {
+                  type: "button",
+                  "aria-pressed": String(run.starred),
+                  onclick: event =>
+                    act(event.currentTarget, async () => {
+                      context.run = await send("PATCH", `/runs/${id}/marks`, {
+                        starred: !context.run.starred,
+                      });
+                      draw();
+                    }),
+                },
+                "Star",
+              ),
+              h(
+                "button",
+                {
+                  type: "button",
+                  onclick: async () => {
+                    const changed = await editRun(context.run);
+                    if (!changed) return;
+                    context.run = changed;
+                    draw();
+                  },
+                },
+                "Name, tags and notes",
+              ),
               ended || run.cancel_requested_s
                 ? null
                 : h(
@@ -135,6 +174,15 @@ export async function show(main, { id, tab = "" }, { signal }) {
         left ? h("span", { class: "quiet" }, `, about ${duration(left)} left`) : null,
         run.cancel_requested_s && !ended ? h("span", { class: "bad" }, " cancelling …") : null,
       ),
+      run.name || run.tags.length
+        ? h(
+            "p",
+            { class: "quiet" },
+            run.name ? `${point(run.point)} ` : null,
+            run.tags.map(tag => [h("span", { class: "chip" }, tag), " "]),
+          )
+        : null,
+      run.notes ? h("p", { class: "notes-text" }, run.notes) : null,
       run.waits_for && !ended ? h("p", { class: "quiet" }, `Waits for ${run.waits_for}.`) : null,
       run.failure_message
         ? h("p", { class: "card pad problem" }, h("b", {}, run.failure_class), ": ", run.failure_message)
@@ -157,7 +205,7 @@ export async function show(main, { id, tab = "" }, { signal }) {
         context.latest.loss
           ? ["loss", number(context.latest.loss.value)]
           : Number.isFinite(numeric(run.train_loss))
-            ? ["loss", number(run.train_loss)]
+            ? ["train_loss", number(run.train_loss)]
             : null,
         Number.isFinite(metric)
           ? [
@@ -166,23 +214,23 @@ export async function show(main, { id, tab = "" }, { signal }) {
               run.best_step ? h("span", { class: "quiet" }, ` at step ${count(run.best_step)}`) : null,
             ]
           : null,
-        Number.isFinite(numeric(run.test_score)) ? ["on the test part", number(run.test_score)] : null,
-        Number.isFinite(numeric(run.cost_usd)) ? ["cost", money(run.cost_usd)] : null,
+        Number.isFinite(numeric(run.test_score)) ? ["test_score", number(run.test_score)] : null,
+        Number.isFinite(numeric(run.cost_usd)) ? ["cost_usd", money(run.cost_usd)] : null,
         Number.isFinite(numeric(run.energy_kwh))
           ? [
-              "energy",
+              "energy_kwh",
               energy(run.energy_kwh),
               h("span", { class: "quiet" }, ` ${run.energy_provenance || ""}`),
             ]
           : null,
         Number.isFinite(numeric(run.node_energy_kwh))
           ? [
-              "node energy",
+              "node_energy_kwh",
               energy(run.node_energy_kwh),
               h("span", { class: "quiet" }, ` ${run.node_energy_source || ""}`),
             ]
           : null,
-        Number.isFinite(numeric(run.co2_kg)) ? ["CO2", mass(run.co2_kg)] : null,
+        Number.isFinite(numeric(run.co2_kg)) ? ["co2_kg", mass(run.co2_kg)] : null,
         run.checkpoint_step ? ["checkpoint", `step ${count(run.checkpoint_step)}`] : null,
         run.ended_s ? ["ended", relative(run.ended_s)] : null,
         jobLink(cluster, experiment) ? ["Ray", jobLink(cluster, experiment)] : null,

@@ -11,6 +11,13 @@ const PAGE = 400,
   MOST_FOUND = 500,
   NEWEST = Number.MAX_SAFE_INTEGER;
 
+const STREAMS = [
+  ["", "all lines"],
+  ["log", "the run's own lines"],
+  ["stdout", "stdout"],
+  ["stderr", "stderr"],
+];
+
 /** A text with the places marked that a search found. */
 function marked(text, wanted) {
   if (!wanted) return [text];
@@ -31,6 +38,7 @@ export async function show(panel, context, { signal }) {
   const view = {
     search: asked.get("search") || "",
     attempt: asked.get("attempt") || "",
+    stream: asked.get("stream") || "",
     line: Number(asked.get("line")) || 0,
     follow: !asked.get("line"),
   };
@@ -58,10 +66,17 @@ export async function show(panel, context, { signal }) {
   const follows = h("input", { type: "checkbox", checked: view.follow });
   const earlier = h("button", { type: "button" }, "Earlier lines");
   const attempts = choice("attempt", [["", "all attempts"]], "", { "aria-label": "Attempt" });
+  const streams = choice("stream", STREAMS, view.stream, { "aria-label": "Lines of" });
+  const ending = h("p", { class: "quiet log-end" });
   // What one looks for may be why an earlier attempt ended.
   const attempt = () => (view.search ? "" : view.attempt);
   const several = () => context.run.attempt > 1;
-  const parameters = more => ({ attempt: attempt(), contains: view.search, ...more });
+  const parameters = more => ({
+    attempt: attempt(),
+    contains: view.search,
+    stream: view.stream,
+    ...more,
+  });
 
   function drawAttempts() {
     for (let number = attempts.options.length; number <= context.run.attempt; number++)
@@ -91,9 +106,20 @@ export async function show(panel, context, { signal }) {
         time.format(new Date(line.at_s * 1000)),
       ),
       several() && !attempt() ? h("span", { class: "attempt" }, `attempt ${line.attempt}`) : null,
-      h("span", { class: "level" }, line.level === "info" ? "" : line.level),
+      h(
+        "span",
+        { class: "level" },
+        line.stream === "log" ? (line.level === "info" ? "" : line.level) : line.stream,
+      ),
       h("span", { class: "message" }, marked(line.message, view.search)),
     );
+
+  function drawEnd() {
+    const { run } = context,
+      why = run.failure_message ? `: ${run.failure_class}, ${run.failure_message}` : "";
+    ending.hidden = !ENDED.has(run.state);
+    ending.textContent = `The run ${run.state === "cancelled" ? "was" : "has"} ${run.state}${run.ended_s ? ` at ${time.format(new Date(run.ended_s * 1000))}` : ""}, after ${count(run.step)} steps${why}.`;
+  }
 
   function told() {
     const found = [...new Set(lines.map(line => line.attempt))],
@@ -103,9 +129,11 @@ export async function show(panel, context, { signal }) {
       ? `${count(lines.length)} line${lines.length === 1 ? "" : "s"} with “${view.search}”${where}${reached ? "" : ", the last ones"}`
       : lines.length
         ? ""
-        : ENDED.has(context.run.state)
-          ? "This run wrote no lines."
-          : "No lines yet.";
+        : view.stream
+          ? "There are no such lines."
+          : ENDED.has(context.run.state)
+            ? "This run wrote no lines."
+            : "No lines yet.";
     earlier.hidden = reached || !lines.length;
   }
 
@@ -115,6 +143,7 @@ export async function show(panel, context, { signal }) {
       line =>
         line.cursor > last &&
         (!attempt() || String(line.attempt) === attempt()) &&
+        (!view.stream || line.stream === view.stream) &&
         (!view.search || line.message.toLowerCase().includes(view.search.toLowerCase())),
     );
     if (!wanted.length || (view.line && !view.follow)) return;
@@ -138,8 +167,8 @@ export async function show(panel, context, { signal }) {
     const limit = view.search ? MOST_FOUND : PAGE;
     if (view.line && !view.search) {
       const [before, after] = await Promise.all([
-        get(path, { attempt: view.attempt, before: view.line + 1, limit: PAGE / 2 }, { signal }),
-        get(path, { attempt: view.attempt, after: view.line, limit: PAGE / 2 }, { signal }),
+        get(path, parameters({ before: view.line + 1, limit: PAGE / 2 }), { signal }),
+        get(path, parameters({ after: view.line, limit: PAGE / 2 }), { signal }),
       ]);
       items = [...before.items, ...after.items];
       reached = before.items.length < PAGE / 2;
@@ -164,10 +193,16 @@ export async function show(panel, context, { signal }) {
   function around(cursor) {
     // Around a line that was found, whichever attempt was shown before.
     const own = String(Math.floor(cursor / 2 ** 32));
-    Object.assign(view, { line: cursor, search: "", follow: false, attempt: view.attempt && own });
-    search.value = "";
+    Object.assign(view, {
+      line: cursor,
+      search: "",
+      stream: "",
+      follow: false,
+      attempt: view.attempt && own,
+    });
+    search.value = streams.value = "";
     follows.checked = false;
-    setQuery({ line: cursor, search: null, attempt: view.attempt });
+    setQuery({ line: cursor, search: null, stream: null, attempt: view.attempt });
     return load();
   }
 
@@ -192,6 +227,15 @@ export async function show(panel, context, { signal }) {
       view.line = 0;
       setQuery({ search: view.search, line: null });
       again();
+    },
+    { signal },
+  );
+  streams.addEventListener(
+    "change",
+    () => {
+      view.stream = streams.value;
+      setQuery({ stream: view.stream });
+      load();
     },
     { signal },
   );
@@ -228,7 +272,11 @@ export async function show(panel, context, { signal }) {
     },
     { signal, passive: true },
   );
-  context.on("run", drawAttempts);
+  context.on("run", () => {
+    drawAttempts();
+    drawEnd();
+  });
+  drawEnd();
   context.on("again", () => {
     if (!view.line) load().catch(() => {});
   });
@@ -240,12 +288,14 @@ export async function show(panel, context, { signal }) {
       "div",
       { class: "tools" },
       h("span", { class: "grow" }, search),
+      streams,
       attempts,
       h("label", {}, follows, " follow"),
       note,
     ),
     earlier,
     box,
+    ending,
   );
   const here = view.line && list.querySelector(".here");
   if (here) box.scrollTop = here.offsetTop - box.clientHeight / 2;

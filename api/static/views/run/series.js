@@ -1,10 +1,8 @@
-// Series of a run as lines over steps or time; the figure's own component draws them.
+// Series of a run as lines over steps or time, and what was measured of its devices on the same axis.
 
-import { figure } from "../../core/figure.js";
 import { numeric } from "../../core/format.js";
+import { append, nearest } from "../../core/lines.js";
 
-/** Okabe and Ito's colours without yellow. */
-export const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"];
 const UNITS = [
   ["_s", "s"],
   ["_ms", "ms"],
@@ -15,6 +13,10 @@ const UNITS = [
   ["_per_s", "1/s"],
   ["_w", "W"],
 ];
+const J_PER_KWH = 3.6e6;
+
+/** Titles of the x axis. */
+export const AXES = { step: "step", time: "seconds since the start" };
 
 /** A metric's name with its unit. */
 export function titled(name) {
@@ -22,62 +24,87 @@ export function titled(name) {
   return unit ? `${name} (${unit[1]})` : name;
 }
 
-/** An exponential mean; what is not a number is left out of it. */
-export function smoothed(values, weight) {
-  let mean = NaN;
-  return values.map(value => {
-    if (!Number.isFinite(value)) return value;
-    mean = Number.isFinite(mean) ? weight * mean + (1 - weight) * value : value;
-    return mean;
-  });
+/** Columns of a series of the API: steps, seconds since the run started, values. */
+export const columns = (series, started) => ({
+  step: [...series.steps],
+  time: series.at_s.map(second => second - started),
+  y: series.values.map(known),
+  bucket_steps: series.bucket_steps,
+});
+
+const known = value => (Number.isFinite(numeric(value)) ? numeric(value) : null);
+
+/** Adds points that the stream sent to columns, in place; what a later attempt does again replaces what was there. */
+export function grow(of, fresh, started) {
+  const { step, time, y } = columns(fresh, started);
+  if (step.length) append(of, "step", { step, time, y });
 }
 
-/** A figure with one metric: {steps, values, at_s, attempts?, bucket_steps}. */
-export function lineFigure(name, series, { x = "step", smooth = 0, started = 0, log = false } = {}) {
-  const values = series.values.map(numeric),
-    at = x === "time" ? series.at_s.map(second => second - (started || series.at_s[0])) : series.steps;
-  const drawn = {
-    type: "scatter",
-    mode: series.steps.length < 40 ? "lines+markers" : "lines",
-    line: { color: COLOURS[0] },
-    x: at,
-    y: values.map(value => (Number.isFinite(value) ? value : null)),
-    name,
+/** A chart of one metric. */
+export function chartOf(name, of, x, note = "") {
+  return {
+    title: titled(name),
+    caption: "",
+    note: [of.bucket_steps ? `Each ${of.bucket_steps} steps: least and greatest value.` : "", note]
+      .filter(Boolean)
+      .join(" "),
+    x_title: AXES[x],
+    y_title: titled(name),
+    lines: [{ name, colour: 0, x: of[x], y: of.y }],
   };
-  const data = smooth
-    ? [
-        { ...drawn, opacity: 0.3, showlegend: false },
-        { ...drawn, mode: "lines", y: smoothed(values, smooth), name: `${name}, smoothed ${smooth}` },
-      ]
-    : [drawn];
-  const layout = {
-    height: 320,
-    margin: { t: 10, r: 16, b: 44, l: 64 },
-    showlegend: Boolean(smooth),
-    legend: { orientation: "h", y: 1.12 },
-    xaxis: { title: { text: x === "time" ? "seconds since the start" : "step" } },
-    yaxis: { title: { text: titled(name) }, type: log ? "log" : "linear" },
-  };
-  return { id: `run-${name}`, caption: titled(name), data, layout };
 }
 
-/** Adds new points to a series; what a later attempt does again replaces what was there. */
-export function extended(series, fresh) {
-  const kept = {
-    steps: [...(series?.steps || [])],
-    values: [...(series?.values || [])],
-    at_s: [...(series?.at_s || [])],
-  };
-  const first = fresh.steps[0];
-  while (kept.steps.length && kept.steps.at(-1) >= first) {
-    kept.steps.pop();
-    kept.values.pop();
-    kept.at_s.pop();
-  }
-  kept.steps.push(...fresh.steps);
-  kept.values.push(...fresh.values);
-  kept.at_s.push(...fresh.at_s);
-  return { ...kept, bucket_steps: series?.bucket_steps ?? fresh.bucket_steps };
-}
+/** Panels of the devices, each with what it reads from measurements: a value of one window. */
+const PANELS = [
+  {
+    title: "utilisation (%)",
+    name: "window_utilisation_pct",
+    value: one => numeric(one.value),
+  },
+  {
+    title: "power (W)",
+    name: "window_energy_kwh",
+    value: one => (numeric(one.value) * J_PER_KWH) / (one.end_s - one.start_s),
+  },
+];
+const MEMORY = "gpu_memory_used_mib";
 
-export { figure };
+/**
+ * Charts of utilisation, memory and power, of those that were measured.
+ * @param {any[]} measurements of the run
+ * @param {Record<string, any>} series columns by metric, the memory of the first worker among them
+ * @param {string} x "step" or "time"
+ * @param {number} started when the run started
+ */
+export function devicePanels(measurements, series, x, started) {
+  const longest = Object.values(series).sort((a, b) => b.step.length - a.step.length)[0];
+  const at = second =>
+    x === "time" || !longest?.step.length
+      ? second - started
+      : longest.step[nearest(longest.time, second - started)];
+  const panels = PANELS.map(({ title, name, value }) => {
+    const scopes = new Map();
+    for (const one of measurements)
+      if (one.name === name && one.scope !== "overhead" && one.end_s > one.start_s)
+        scopes.set(one.scope, [...(scopes.get(one.scope) || []), one]);
+    return {
+      title,
+      x_title: AXES[x],
+      y_title: title,
+      note: "Each level is the mean of a window.",
+      lines: [...scopes].map(([scope, windows], colour) => {
+        windows.sort((a, b) => a.start_s - b.start_s);
+        return {
+          name: scope,
+          colour,
+          x: windows.flatMap(one => [at(one.start_s), at(one.end_s)]),
+          y: windows.flatMap(one => [known(value(one)), known(value(one))]),
+        };
+      }),
+    };
+  }).filter(({ lines }) => lines.length);
+  const memory = series[MEMORY];
+  if (memory?.step.length)
+    panels.splice(1, 0, { ...chartOf(MEMORY, memory, x), title: "memory (MiB)", y_title: "memory (MiB)" });
+  return panels;
+}

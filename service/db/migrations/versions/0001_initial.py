@@ -4,8 +4,6 @@ The only migration until the first release, for which the tables are written out
 (`alembic revision --autogenerate` on an empty database). Later changes are migrations of their own.
 """
 
-from __future__ import annotations
-
 import time
 
 import sqlalchemy as sa

@@ -1,0 +1,3 @@
+export * from "preact";
+export * from "preact/hooks";
+export { html } from "htm/preact";

@@ -1,0 +1,209 @@
+"""What a cluster's head carries: memory, connections and polling, on a real Ray and a real PostgreSQL.
+
+    python -m benchmarks.nodes [--experiments 3] [--jobs 1000]
+    python -m benchmarks.nodes --smoke      # one experiment, twenty jobs
+
+Starts a scheduler and experiments of one run each, and looks at their processes while all of them train.
+`driver_mib_per_experiment` is what an active experiment holds on the head: `driver_mib`, the memory that its
+driver shares with no other process, and its part of `host_mib`, in which `DRIVERS_PER_HOST` experiments have
+equal parts: proportional set size of what drivers share, of the processes that fork them and of Ray's
+supervisor of their job, and of the relay (`relay_mib` of it). The workers are left out: they are on other
+nodes where there are any. `connections_per_experiment` counts connections of these processes to PostgreSQL,
+as a mean over samples; `connections_at_most_per_experiment` is the largest.
+
+`experiments_active_on_one_head` is projected, not run: how many experiments of the measured size fit into
+24 GiB next to Ray's own processes (`head_base_mib`).
+
+`poll_1000_jobs_ms` is the median time in which a scheduler learns the states of the Ray jobs of 1,000
+experiments, `jobs` of them, which Ray's dashboard knows as running; their records are put where Ray keeps
+them, without processes of their own. `ask_one_job_ms` is the median time of a question for one of them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sqlalchemy as sa
+
+from benchmarks.local_sweeps import LocalSweeps, local_sweeps
+from benchmarks.options import Benchmark
+from benchmarks.postgresql import PostgreSQLServer
+from service.config.settings import Settings
+from service.domain.records import Experiment
+from service.domain.states import TERMINAL_EXPERIMENT_STATES
+from service.scheduling.ray_jobs import RayJob
+
+BENCHMARK = Benchmark(
+    "nodes",
+    __doc__,
+    fields=(
+        "driver_mib_per_experiment", "connections_per_experiment", "experiments_active_on_one_head",
+        "poll_1000_jobs_ms",
+    ),
+    also=(
+        "experiments", "jobs", "drivers_per_host", "head_base_mib", "connections_at_most_per_experiment",
+        "driver_mib", "host_mib", "relay_mib", "ask_one_job_ms",
+    ),
+)  # fmt: skip
+HEAD_MIB = 24 * 1024
+_SETTLE_S = 8.0
+_SAMPLES = 30
+_SAMPLE_EVERY_S = 0.5
+_POLLS = 5
+_ASKED = 50
+_PARTS = {
+    "forks": "service.driving.preloaded",
+    "driver": "service.driving.driver",
+    "relay": "ray::Relay",
+    "supervisor": "ray::JobSupervisor",
+    "host": "service.driving.host",
+}
+"""What the command line of a process has that experiments are carried by."""
+DRIVERS_PER_HOST = Settings().drivers_per_host
+_BASE = (
+    "gcs_server", "raylet", "dashboard", "DashboardAgent", "RuntimeEnvAgent", "log_monitor", "autoscaler",
+    "ray.util.client.server", "ray.scripts",
+)  # fmt: skip
+"""What the command lines of Ray's own processes on a head have."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = BENCHMARK.parser()
+    parser.size("--experiments", 6, smoke=1, help="experiments that are active at once")
+    parser.size("--polled", 1000, smoke=20, help="experiments whose jobs are polled")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder,
+        PostgreSQLServer() as server,
+        local_sweeps(
+            Path(folder), database_url=server.create_database("nodes"), num_cpus=options.experiments
+        ) as sweeps,
+    ):
+        figures = {
+            **measure_experiments(sweeps, options.experiments),
+            **measure_polls(sweeps, math.ceil(options.polled / DRIVERS_PER_HOST)),
+        }
+    sizes = {"experiments": options.experiments, "drivers_per_host": DRIVERS_PER_HOST}
+    BENCHMARK.report({**figures, **sizes}, options)
+
+
+def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
+    """What experiments hold while all of them train."""
+    submitted = [sweeps.submit({"name": f"e{n}", "length": {"steps": 10**6}}) for n in range(count)]
+    if not sweeps.wait_for(lambda: all(trains(sweeps, each) for each in submitted)):
+        raise SystemExit("the experiments did not begin to train")
+    time.sleep(_SETTLE_S)
+    connections = []
+    for _ in range(_SAMPLES):
+        connections.append(connections_of_others(sweeps) / count)
+        time.sleep(_SAMPLE_EVERY_S)
+    mib, own_mib, base_mib = resident_mib(psutil.Process())
+    for each in submitted:
+        sweeps.store.requests.cancel(each.id)
+    sweeps.wait_for(lambda: all(ended(sweeps, each) for each in submitted))
+    host_mib = sum(mib.values()) - own_mib
+    of_each = own_mib / count + host_mib / DRIVERS_PER_HOST
+    print(", ".join(f"{part} {mib[part]:.0f} MiB" for part in _PARTS))
+    return {
+        "driver_mib_per_experiment": round(of_each, 1),
+        "driver_mib": round(own_mib / count, 1),
+        "host_mib": round(host_mib, 1),
+        "relay_mib": round(mib["relay"], 1),
+        "head_base_mib": round(base_mib),
+        "connections_per_experiment": round(statistics.mean(connections), 2),
+        "connections_at_most_per_experiment": round(max(connections), 2),
+        "experiments_active_on_one_head": int((HEAD_MIB - base_mib) / of_each),
+    }
+
+
+def trains(sweeps: LocalSweeps, experiment: Experiment) -> bool:
+    """Whether the experiment's run has stored a point."""
+    (run,) = sweeps.store.runs.page(experiment_id=experiment.id).items
+    return bool(sweeps.store.series.latest_points(run.id))
+
+
+def ended(sweeps: LocalSweeps, experiment: Experiment) -> bool:
+    """Whether the experiment has ended."""
+    return sweeps.store.experiments.get(experiment.id).state in TERMINAL_EXPERIMENT_STATES
+
+
+def connections_of_others(sweeps: LocalSweeps) -> int:
+    """Connections to the database but those of this process, which is the scheduler's."""
+    engine = sweeps.store.database.writers
+    with engine.connect() as connection:
+        clients = sa.text(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND backend_type = 'client backend'"
+        )
+        everyone = int(connection.execute(clients).scalar_one())
+        pool = engine.pool
+        assert isinstance(pool, sa.QueuePool)
+        return everyone - pool.checkedin() - pool.checkedout()
+
+
+def resident_mib(root: psutil.Process) -> tuple[Counter[str], float, float]:
+    """Memory below a process: set sizes of what carries experiments, what only drivers have, and Ray's."""
+    parts: Counter[str] = Counter()
+    own_mib = base_mib = 0.0
+    for process in root.children(recursive=True):
+        try:
+            command = " ".join(process.cmdline())
+            memory = process.memory_full_info()
+        except psutil.NoSuchProcess:
+            continue
+        for part in (part for part, mark in _PARTS.items() if mark in command):
+            parts[part] += memory.pss / 2**20
+            own_mib += memory.uss / 2**20 if part == "driver" else 0.0
+            break
+        else:
+            base_mib += memory.pss / 2**20 if any(mark in command for mark in _BASE) else 0.0
+    return parts, own_mib, base_mib
+
+
+def measure_polls(sweeps: LocalSweeps, count: int) -> dict[str, float]:
+    """How long it takes to learn the states of jobs that run."""
+    import asyncio
+
+    from ray._raylet import GcsClient
+    from ray.dashboard.modules.job.common import JobInfo, JobInfoStorageClient
+    from ray.job_submission import JobStatus
+
+    names = [f"polled-{number}" for number in range(count)]
+
+    async def put() -> None:
+        records = JobInfoStorageClient(GcsClient(address=sweeps.address))
+        for name in names:
+            info = JobInfo(JobStatus.RUNNING, "true", metadata={"job_name": name, "owner": "benchmark"})
+            await records.put_info(name, info)
+
+    asyncio.run(put())
+    together = [time_ms(lambda: sweeps.jobs.known(names)) for _ in range(_POLLS)]
+    print("polls: " + ", ".join(f"{each:.0f} ms" for each in together))
+    one_by_one = [time_ms(lambda name=name: sweeps.jobs.known([name])) for name in names[:_ASKED]]
+    return {
+        "jobs": count,
+        "poll_1000_jobs_ms": round(statistics.median(together), 1),
+        "ask_one_job_ms": round(statistics.median(one_by_one), 2),
+    }
+
+
+def time_ms(ask: Callable[[], dict[str, RayJob]]) -> float:
+    """How long an answer takes, which must hold something."""
+    started_s = time.perf_counter()
+    answer = ask()
+    taken_ms = 1e3 * (time.perf_counter() - started_s)
+    assert answer
+    return taken_ms
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Nodes that share a database and a bucket, and no folder."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from service.domain.states import ExperimentState
+from tests.execution.cluster import AddNode, Running, end, nodes_of
+from tests.execution.test_two_nodes import write_catalogue
+from tests.object_store import in_environment, object_store
+from trainers.data.storage import digest, place
+from trainers.errors import FailureClass
+
+STEPS = 120
+TENSORS = ("model", "optimizer", "random")
+
+
+@pytest.fixture(scope="module")
+def storage_url() -> Iterator[str]:
+    with object_store() as served, in_environment(served):
+        yield served.make_bucket("nodes-apart")
+
+
+def has_namespaces() -> bool:
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.skipif(not has_namespaces(), reason="this user may not mount a folder of its own")
+def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
+    running: Running, add_node: AddNode
+) -> None:
+    write_catalogue(running)
+    # What is mounted over the data folder is the node's own, its cache included.
+    apart = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+    own = (*apart, str(running.settings.data_dir))
+    add_node("T4", "127.0.0.2", within=own)
+    other = add_node("T4", "127.0.0.3", within=own)
+    experiment = running.submit(
+        hardware="T4",
+        parallel={"strategy": "ddp", "workers": 2},
+        search={"axes": {"checkpoint.keep": [2, 3]}},  # Twins: what differs does not count.
+        length={"steps": STEPS},
+        checkpoint={"every_steps": 10},
+        deterministic=True,
+    )
+    runs = running.runs(experiment)
+    running.wait_for(lambda: any(running.store.series.latest_points(run.id) for run in runs))
+    (killed,) = (run for run in runs if running.store.series.latest_points(run.id))
+    running.wait_until_training(killed.id, beyond_step=30)
+    end(other)
+    running.wait_for(lambda: len(nodes_of(running, "T4")) == 1)
+    add_node("T4", "127.0.0.4", within=own)
+    assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
+    before, *_, last = running.store.runs.attempts(killed.id)
+    assert before.failure_class is FailureClass.infrastructure
+    assert last.resumed_from_step and last.facts is not None
+    assert {place["node"] for place in last.facts["worker_places"]} == nodes_of(running, "T4")
+    digests = []
+    for run in running.runs(experiment):
+        checkpoint = run.checkpoint
+        assert checkpoint is not None and checkpoint.startswith("s3://")
+        assert run.checkpoint_step == STEPS
+        digests.append([digest(place(checkpoint) / f"{name}.safetensors") for name in TENSORS])
+        # What the first attempt did after its last checkpoint is known without a file of its node.
+        lost_s = running.store.runs.summary(run.id)["lost_since_checkpoint_time_s"]
+        assert isinstance(lost_s, float) and (lost_s > 0.0) is (run.id == killed.id)
+    assert digests[0] == digests[1]
+    assert not list((running.settings.data_dir / "experiments").rglob("*.safetensors"))
