@@ -1,9 +1,12 @@
 """What routes ask for, as annotated types."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Generator, Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api.access import MAX_ID, Caller, current_user
 from api.intake import Checks, ClusterView, ProjectView
@@ -150,3 +153,23 @@ def answered(
 
 def attached(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"'}
+
+
+class Download(StreamingResponse):
+    """A file in chunks, the first read at once, so that a file that cannot be read is an error.
+
+    What their generator holds open is closed at the end, and when the client has gone.
+    """
+
+    def __init__(
+        self, chunks: Generator[bytes], media_type: str, name: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        content = itertools.chain((next(chunks, b""),), chunks)
+        super().__init__(content, media_type=media_type, headers={**attached(name), **(headers or {})})
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._chunks.close()

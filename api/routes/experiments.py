@@ -18,6 +18,7 @@ from api.deps import (
     AfterNumber,
     ChosenRuns,
     CurrentUser,
+    Download,
     ExperimentFilter,
     ExperimentId,
     ExperimentOrderBy,
@@ -389,7 +390,7 @@ def export_experiment(
     chosen: ChosenRuns,
     columns: export.ColumnsParameter = None,
     format: export.FormatParameter = TableFormat.csv,
-) -> StreamingResponse:
+) -> Download:
     """One row per run, with a column for each axis and each figure; streamed."""
     experiment = store.experiments.get(experiment_id)
     return export.answer(

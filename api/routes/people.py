@@ -1,6 +1,6 @@
 """Users and service accounts, their tokens, and the audit log."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewUser, TokenRequest, UserChange
-from api.deps import TEXT, CurrentUser, StoreDep, answered, attached
+from api.deps import TEXT, CurrentUser, Download, StoreDep, answered
 from api.export import MEDIA_TYPES, csv_chunks
 from api.problems import ProblemError, declared
 from service.db.errors import NotFound
@@ -173,14 +173,11 @@ def export_audit(
     """The rows that `GET /audit` with these parameters lists, as a file."""
     rows = store.audit.rows(**chosen)
     form = TableFormat(format)
-    return StreamingResponse(
-        _csv(rows) if form is TableFormat.csv else (to_json(row).encode() + b"\n" for row in rows),
-        media_type=MEDIA_TYPES[form],
-        headers=attached(f"audit.{format}"),
-    )
+    lines = _csv(rows) if form is TableFormat.csv else (to_json(row).encode() + b"\n" for row in rows)
+    return Download(lines, MEDIA_TYPES[form], f"audit.{format}")
 
 
-def _csv(rows: Iterator[AuditRow]) -> Iterator[bytes]:
+def _csv(rows: Iterator[AuditRow]) -> Generator[bytes]:
     names = list(AuditRow.__dataclass_fields__)
     values = ([getattr(row, name) for name in names] for row in rows)
     texts = (

@@ -1,6 +1,5 @@
 """Runs: list over everything, figures, curves, logs, live follow."""
 
-import itertools
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -19,6 +18,7 @@ from api.deps import (
     BoundedDep,
     ChosenRuns,
     CurrentUser,
+    Download,
     IdempotencyKey,
     LastEventId,
     PageOfRuns,
@@ -97,7 +97,7 @@ def list_runs(store: StoreDep, user: CurrentUser, page: PageOfRuns) -> Page[Run]
 )
 def export_runs(
     store: StoreDep, user: CurrentUser, chosen: ChosenRuns, format: export.FormatParameter = TableFormat.csv
-) -> StreamingResponse:
+) -> Download:
     """One row per run that the filter takes; streamed."""
     return export.answer(store, format, "runs", visible=user.visible, **chosen)
 
@@ -292,11 +292,11 @@ def get_logs(
 )
 def get_model(
     run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
-) -> StreamingResponse:
+) -> Download:
     """A folder that transformers loads, with a model card of the run's figures; streamed."""
     model = open_model(store, settings, run_id, checkpoint)
-    headers = {**attached(f"{model.name}.tar"), "Content-Length": str(model.size)}
-    return StreamingResponse(model.tar(), media_type="application/x-tar", headers=headers)
+    size = {"Content-Length": str(model.size)}
+    return Download(model.tar(), "application/x-tar", f"{model.name}.tar", size)
 
 
 @router.get(
@@ -376,16 +376,11 @@ def get_predictions(
     format: Annotated[
         Literal["parquet", "jsonl"], Query(description="parquet or jsonl (JSON lines).")
     ] = "parquet",
-) -> StreamingResponse:
+) -> Download:
     """What the best checkpoint made of the test part, which was scored once; streamed."""
     file = run_files.predictions_file(store, settings, run_id)
     chunks = run_files.raw(file) if format == "parquet" else run_files.json_lines(file)
-    first = next(chunks, b"")  # What cannot be read is told before the answer begins.
-    return StreamingResponse(
-        itertools.chain((first,), chunks),
-        media_type=export.MEDIA_TYPES[TableFormat(format)],
-        headers=attached(f"run-{run_id}-predictions.{format}"),
-    )
+    return Download(chunks, export.MEDIA_TYPES[TableFormat(format)], f"run-{run_id}-predictions.{format}")
 
 
 @router.get(

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -80,7 +80,7 @@ class ModelFolder:
         """Bytes of `tar`."""
         return sum(512 + -(-file.size // 512) * 512 for file in self.files) + 1024
 
-    def tar(self) -> Iterator[bytes]:
+    def tar(self) -> Generator[bytes]:
         try:
             for file in self.files:
                 header = tarfile.TarInfo(file.name)

@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -183,13 +183,13 @@ def _of_predictions(store: Store, settings: Settings, run: Run, read: Callable[[
         return None
 
 
-def json_lines(file: Place) -> Iterator[bytes]:
+def json_lines(file: Place) -> Generator[bytes]:
     for one in predictions.read(file):
         row = {name: getattr(one, name) for name in predictions.COLUMNS}
         yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def raw(file: Place) -> Iterator[bytes]:
+def raw(file: Place) -> Generator[bytes]:
     try:
         with file.open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import Generator, MutableMapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
+from starlette.requests import ClientDisconnect
 
+from api.deps import Download
 from service.config.examples import examples, examples_folder
 from service.config.settings import Settings
 from service.domain.access import Visibility
@@ -168,3 +174,27 @@ def test_histograms_of_all_attempts_are_one_list(
         (own / manifest.HISTOGRAMS).write_text("\n".join(lines))
     found = client.get(f"{API}/runs/{run.id}/histograms").json()
     assert [(one["step"], one["layers"]["a"]["weights"][0]) for one in found] == [(1, 1.0), (5, 2.0)]
+
+
+def test_what_a_download_holds_open_is_closed_when_its_client_has_gone() -> None:
+    closed = []
+
+    def chunks() -> Generator[bytes]:
+        try:
+            while True:
+                yield b"weights"
+        finally:
+            closed.append(True)
+
+    async def nothing() -> MutableMapping[str, Any]:
+        return {"type": "http.request"}
+
+    async def gone(message: MutableMapping[str, Any]) -> None:
+        if message.get("body"):
+            raise OSError("the connection was closed")
+
+    download = Download(chunks(), "application/x-tar", "model.tar")
+    held = download.body_iterator  # As a traceback may hold it.
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(download({"type": "http", "asgi": {"spec_version": "2.4"}}, nothing, gone))
+    assert closed and held is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,16 @@ def test_rows_of_a_refused_recorder_are_stored_by_the_next(
     store: Store, settings: Settings, training: Training, upgrade: Callable[[int, int], None], tmp_path: Path
 ) -> None:
     experiment, run, attempt = training()
-    opened = Store.open(settings)
-    batch = RecordBatch(points=[PointBatch(run.id, attempt, "loss", [1, 2], [0.5, 0.4], [0.0, 0.0])])
-    upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
-    with pytest.raises(StoreUnavailable, match="use the release that upgraded it"):
-        store.recording.record(batch)
-    refused = Recorder(lambda: opened, tmp_path / "spool", experiment.id, 1)
-    assert not refused.submit(Report(run.id, attempt, rows=batch)).result(10).stale
-    refused.close()
-    upgrade(writers.PROTOCOL, writers.PROTOCOL)
-    later = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment.id, 2)
-    later.close()
+    with closing(Store.open(settings)) as opened:
+        batch = RecordBatch(points=[PointBatch(run.id, attempt, "loss", [1, 2], [0.5, 0.4], [0.0, 0.0])])
+        upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
+        with pytest.raises(StoreUnavailable, match="use the release that upgraded it"):
+            store.recording.record(batch)
+        refused = Recorder(opened, tmp_path / "spool", experiment.id, 1)
+        assert not refused.submit(Report(run.id, attempt, rows=batch)).result(10).stale
+        refused.close()
+        upgrade(writers.PROTOCOL, writers.PROTOCOL)
+        later = Recorder(opened, tmp_path / "spool", experiment.id, 2)
+        later.close()
     assert later.trouble is None
     assert [point.step for point in store.series.points(run.id, ["loss"])["loss"]] == [1, 2]
