@@ -337,14 +337,22 @@ constexpr int kSumRows = 4, kSumPanels = 4;
 constexpr int kSumRows = 2, kSumPanels = 1;
 #endif
 
-void group_sums(const float* x, float* to) {
-  Values sum;
-  for (int i = 0; i < 4; ++i) {
-    Words sign;
-    for (int lane = 0; lane < kLanes; ++lane) sign[lane] = (lane | kLanes) >> i & 1 ? 0 : 0x80000000u;
-    const Values term = bits_as<Values>((Words{} + bits_of(x[i])) ^ sign);
-    sum = i == 0 ? term : sum + term;
+struct GroupSigns {
+  alignas(64) uint32_t bits[4][kLanes];
+  constexpr GroupSigns() : bits() {
+    for (int i = 0; i < 4; ++i) {
+      for (int lane = 0; lane < kLanes; ++lane) bits[i][lane] = (lane | kLanes) >> i & 1 ? 0 : 0x80000000u;
+    }
   }
+};
+
+constexpr GroupSigns kGroupSigns;
+
+STILLHOUSE_LANES void group_sums(const float* x, float* to) {
+  const auto term = [&](int i) STILLHOUSE_LAMBDA {
+    return bits_as<Values>((Words{} + bits_of(x[i])) ^ loaded<Words>(kGroupSigns.bits[i]));
+  };
+  const Values sum = ((term(0) + term(1)) + term(2)) + term(3);
   memcpy(to, &sum, sizeof(sum));
 }
 
