@@ -128,7 +128,7 @@ def test_an_answer_to_an_earlier_text_does_not_let_a_later_one_be_submitted(edit
         write(editor, SPEC.replace("name: tiny", "name: small"))
     editor.clock.install()
     editor.clock.pause_at(time.time() + 60)
-    write(editor, SPEC.replace("seeds: [0, 1]", "seeds: [0, 1"))  # Looked at when the clock goes on.
+    write(editor, SPEC.replace("seeds: [0, 1]", "seeds: [0, 1"))  # Checked once the clock runs again.
     held[0].continue_()
     editor.wait_for_timeout(1_000)
     expect(editor.get_by_role("button", name="Submit")).to_be_disabled()

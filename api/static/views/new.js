@@ -110,7 +110,7 @@ export async function show(main, parameters, { signal }) {
         drawAxes(axes, { text, root, schema, edit: (...edit) => editor.edit(...edit) });
       }
       submits.disabled = true;
-      checks.abort(); // What is checked now is no longer the text, and must not let it be submitted.
+      checks.abort(); // An answer about an earlier text must not let this one be submitted.
       check(text);
     },
   });

@@ -173,7 +173,7 @@ def look(reader: Reader, run: Run, outcome: Outcome) -> None:
 
 
 class Lane:
-    """Kills processes, one at a time, until there is no work; each run that began is ended and removed."""
+    """Carries out one run after another, and kills their processes; each run is ended and removed."""
 
     def __init__(self, seed: int, number: int, folder: Path, store: tuple[str, dict[str, str]]) -> None:
         self._chance, self._number = random.Random(f"{seed} {number}"), number

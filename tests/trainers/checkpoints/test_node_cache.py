@@ -116,7 +116,7 @@ def test_data_in_a_store_are_copied_once_and_are_the_same_data(bucket, served, c
     assert copy.stat().st_ino == inode and len(list(copy.parents[1].glob("*/reviews"))) == 1
     storage.put(there / "train.jsonl", (there / "train.jsonl").read_bytes().replace(b"a", b"o", 1))
     assert input_identity(far, far.workspace)["train.sha256"] != known["train.sha256"]
-    httpx.put(f"{served.target}/{there.key}/%2E%2E/%2E%2E/outside", content=b"a key that is no file's name")
+    httpx.put(f"{served.target}/{there.key}/%2E%2E/%2E%2E/outside", content=b"not to be written")
     with pytest.raises(CacheError, match=r"'\.\./\.\./outside' cannot be the name of a file"):
         input_identity(far, far.workspace)
 
