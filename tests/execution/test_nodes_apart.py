@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from service.domain.states import ExperimentState
-from tests.execution.cluster import AddNode, Running, end, nodes_of
+from tests.execution.cluster import WITH_NAMESPACES, AddNode, Running, end, nodes_of, with_own_folder
 from tests.execution.test_two_nodes import write_catalogue
 from tests.object_store import in_environment, object_store
 from trainers.data.storage import digest, place
@@ -24,20 +23,14 @@ def storage_url() -> Iterator[str]:
         yield served.make_bucket("nodes-apart")
 
 
-def has_namespaces() -> bool:
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.skipif(not has_namespaces(), reason="this user may not mount a folder of its own")
+@WITH_NAMESPACES
 def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
     running: Running, add_node: AddNode
 ) -> None:
     write_catalogue(running)
-    # What is mounted over the data folder is the node's own, its cache included.
-    apart = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
-    own = (*apart, str(running.settings.data_dir))
+    own = with_own_folder(running.settings.data_dir)  # The node's cache is in it.
     add_node("T4", "127.0.0.2", within=own)
     other = add_node("T4", "127.0.0.3", within=own)
     experiment = running.submit(
