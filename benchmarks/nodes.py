@@ -9,7 +9,9 @@ driver shares with no other process, and its part of `host_mib`, in which `DRIVE
 equal parts: proportional set size of what drivers share, of the processes that fork them and of Ray's
 supervisor of their job, and of the relay (`relay_mib` of it). The workers are left out: they are on other
 nodes where there are any. `connections_per_experiment` counts connections of these processes to PostgreSQL,
-as a mean over samples; `connections_at_most_per_experiment` is the largest.
+as a mean over samples, in which a connection that is younger than a second counts for `DRIVERS_PER_HOST`
+experiments: it is their host's, which opens one for each look. `connections_at_most_per_experiment` is the
+largest number, all counted alike.
 
 `experiments_active_on_one_head` is projected, not run: how many experiments of the measured size fit into
 24 GiB next to Ray's own processes (`head_base_mib`).
@@ -102,9 +104,11 @@ def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
     if not sweeps.wait_for(lambda: all(trains(sweeps, each) for each in submitted)):
         raise SystemExit("the experiments did not begin to train")
     time.sleep(_SETTLE_S)
-    connections = []
+    connections, at_most = [], 0.0
     for _ in range(_SAMPLES):
-        connections.append(connections_of_others(sweeps) / count)
+        lasting, brief = connections_of_others(sweeps)
+        connections.append(lasting / count + brief / DRIVERS_PER_HOST)
+        at_most = max(at_most, (lasting + brief) / count)
         time.sleep(_SAMPLE_EVERY_S)
     mib, own_mib, base_mib = resident_mib(psutil.Process())
     for each in submitted:
@@ -120,7 +124,7 @@ def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
         "relay_mib": round(mib["relay"], 1),
         "head_base_mib": round(base_mib),
         "connections_per_experiment": round(statistics.mean(connections), 2),
-        "connections_at_most_per_experiment": round(max(connections), 2),
+        "connections_at_most_per_experiment": round(at_most, 2),
         "experiments_active_on_one_head": int((HEAD_MIB - base_mib) / of_each),
     }
 
@@ -136,18 +140,19 @@ def ended(sweeps: LocalSweeps, experiment: Experiment) -> bool:
     return sweeps.store.experiments.get(experiment.id).state in TERMINAL_EXPERIMENT_STATES
 
 
-def connections_of_others(sweeps: LocalSweeps) -> int:
-    """Connections to the database but those of this process, which is the scheduler's."""
+def connections_of_others(sweeps: LocalSweeps) -> tuple[int, int]:
+    """Connections to the database but those of this process, the scheduler's: that last, and others."""
     engine = sweeps.store.database.writers
     with engine.connect() as connection:
         clients = sa.text(
-            "SELECT count(*) FROM pg_stat_activity "
+            "SELECT count(*), count(*) FILTER (WHERE backend_start > clock_timestamp() - interval '1 s') "
+            "FROM pg_stat_activity "
             "WHERE datname = current_database() AND backend_type = 'client backend'"
         )
-        everyone = int(connection.execute(clients).scalar_one())
+        everyone, brief = connection.execute(clients).one()
         pool = engine.pool
         assert isinstance(pool, sa.QueuePool)
-        return everyone - pool.checkedin() - pool.checkedout()
+        return everyone - brief - pool.checkedin() - pool.checkedout(), brief
 
 
 def resident_mib(root: psutil.Process) -> tuple[Counter[str], float, float]:

@@ -27,7 +27,14 @@ class FakeRayJobs(DashboardRayJobs):
         self.after_submit: Callable[[], None] = lambda: None
         """Called when a job has been taken, before `submit` returns: raise here to die there."""
         self.submitted: list[str] = []  # Submission ids in the order in which jobs were started, each once
+        self.handed_over: dict[str, bytes] = {}
         self._jobs: dict[str, _FakeJob] = {}
+
+    def hand_over(self, content: bytes) -> str:
+        self._check()
+        token = f"token-{len(self.handed_over)}"
+        self.handed_over[token] = content
+        return token
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         self._check()
@@ -72,6 +79,9 @@ class FakeRayJobs(DashboardRayJobs):
         state = JobState.succeeded if code == 0 else JobState.failed
         found.job = replace(found.job, state=state, message=f"exit code {code}")
         found.output += output
+
+    def entrypoint(self, submission_id: str) -> str:
+        return self._jobs[submission_id].entrypoint
 
     def forget(self) -> None:
         """Forgets all jobs, as a restarted head does."""

@@ -1,6 +1,6 @@
 """The driver of one attempt at an experiment: the process of its Ray Job.
 
-    python -m service.driving.driver --experiment 7 --attempt 1 --settings FILE --name NAME
+    python -m service.driving.driver --experiment 7 --attempt 1 --settings TOKEN --name NAME
 
 It renews the lease, reads people's requests, and runs the sweep in its main thread, again if people ask for
 more while it ends. It may die at any time: the next driver finds everything in the database.
@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from service.config import logs
 from service.config.process import freeze_loaded
@@ -306,22 +305,27 @@ def end_failed_attempt(store: Store, experiment_id: int, attempt: int, error: Ex
         store.drivers.finish_experiment(experiment_id, attempt, ExperimentState.failed, failure=failure)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if the experiment was brought to an end, or belongs to another attempt."""
+def main(arguments: Sequence[str] | None = None, settings: Settings | None = None) -> int:
+    """Returns 0 if the experiment was brought to an end, or belongs to another attempt.
+
+    A host gives the settings, and has loaded all that a driver needs.
+    """
+    hosted = settings is not None
     parser = argparse.ArgumentParser(prog="python -m service.driving.driver", description=__doc__)
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--settings", metavar="TOKEN", help="to take them by; default: the environment's")
     parser.add_argument("--name", default="", help="of the experiment, visible in process listings")
     options = parser.parse_args(arguments)
-    settings = driver_settings.read(options.settings)
+    if settings is None:
+        settings = driver_settings.take(options.settings) if options.settings else Settings()
     logs.set_up(
         "driver", settings.log_format, experiment=options.experiment, experiment_attempt=options.attempt
     )
     for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     store = wait_out(lambda: Store.open(settings, pool_size=1), "the driver")
-    if arguments is None:  # Else the host's process has loaded all.
+    if not hosted:
         freeze_loaded()
     try:
         Driver(store, settings, options.experiment, options.attempt).run()

@@ -1,6 +1,6 @@
 """The host of drivers: a Ray job that imports everything once, and forks the driver of each experiment.
 
-    python -m service.driving.host --name stillhouse-drivers-1f2e --settings FILE
+    python -m service.driving.host --name stillhouse-drivers-1f2e --settings TOKEN
 
 An experiment is the host's whose row names its job; the host starts its driver, and ends the attempt of one
 that dies. The process that forks has neither threads nor connections: each driver makes its own, and is a job
@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from service.config import logs
+from service.config.settings import Settings
 from service.domain.records import Experiment
 from service.recording.outages import wait_out
 from service.scheduling import driver_settings
@@ -81,7 +82,7 @@ class DriverHost:
             self._busy_s = now
 
 
-def fork(settings: Path, experiment: Experiment) -> BaseProcess:
+def fork(settings: Settings, experiment: Experiment) -> BaseProcess:
     """Starts the driver of an experiment, with a log of its own next to the host's."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["service.driving.preloaded"])
@@ -89,14 +90,14 @@ def fork(settings: Path, experiment: Experiment) -> BaseProcess:
     name = f"job-driver-stillhouse-{experiment.id}-{experiment.attempt}.log"
     log = output.with_name(name) if output.is_file() else None
     options = ["--experiment", str(experiment.id), "--attempt", str(experiment.attempt)]
-    options += ["--settings", str(settings), "--name", experiment.name]
-    process = context.Process(target=drive, args=(options, log), daemon=True)
+    options += ["--name", experiment.name]
+    process = context.Process(target=drive, args=(options, settings, log), daemon=True)
     process.start()
     logger.info("experiment %d, attempt %d: process %d", experiment.id, experiment.attempt, process.pid)
     return process
 
 
-def drive(options: list[str], log: Path | None) -> None:
+def drive(options: list[str], settings: Settings, log: Path | None) -> None:
     """What a forked process runs."""
     threading.Thread(target=_end_with_host, name="host", daemon=True).start()
     if log is not None:
@@ -110,7 +111,7 @@ def drive(options: list[str], log: Path | None) -> None:
 
     ray._raylet.setproctitle(shlex.join(["python", "-m", driver.__name__, *options]))
     try:
-        sys.exit(driver.main(options))
+        sys.exit(driver.main(options, settings))
     finally:
         ray.shutdown()  # As at the end of other processes.
 
@@ -125,15 +126,15 @@ def _end_with_host() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m service.driving.host", description=__doc__)
     parser.add_argument("--name", required=True, help="of the Ray job")
-    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--settings", metavar="TOKEN", required=True, help="to take them by")
     options = parser.parse_args()
-    settings = driver_settings.read(options.settings)
+    settings = driver_settings.take(options.settings)
     logs.set_up("host", settings.log_format)
     logging.getLogger("alembic").setLevel(logging.ERROR)
     os.environ["MALLOC_ARENA_MAX"] = "1"  # Else each of a driver's threads gets memory of its own to grow in.
     store = wait_out(lambda: Store.open(settings, pool_size=1), "the host")
     try:
-        DriverHost(store, options.name, lambda experiment: fork(options.settings, experiment)).run()
+        DriverHost(store, options.name, lambda experiment: fork(settings, experiment)).run()
     finally:
         store.close()
     return 0

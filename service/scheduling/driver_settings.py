@@ -1,20 +1,19 @@
-"""How settings reach the driver of an experiment: a file that only this user can read.
+"""How settings reach the drivers of a job: Ray keeps them until the job takes them, once, by a token.
 
-Not the job's environment: Ray's dashboard shows that to everyone, and a database URL may hold a password. The
-folder must be shared by the nodes of a cluster, as the checkpoints in it are. A driver gets no token, no
-password of another service, and the database URL of its own role where there is one (`service.db.roles`).
+The token is in the job's command line, and opens nothing afterwards. Ray's job list and logs, and listings of
+processes, show no more. A driver gets no token of the service, no password of another one, and the database
+URL of its own role where there is one (`service.db.roles`).
 """
-
-from __future__ import annotations
 
 import json
 import os
-import socket
-import uuid
-from pathlib import Path
+from collections.abc import Mapping
 
+from pydantic import TypeAdapter
+
+from service.config.hardware import Hardware
 from service.config.settings import Settings
-from service.domain.access import DEFAULT_POOL
+from trainers.config import Site
 
 _NOT_FOR_DRIVERS = frozenset(
     {
@@ -27,37 +26,48 @@ _NOT_FOR_DRIVERS = frozenset(
 )  # Settings that stay with the API and the schedulers: every secret, and what only they use
 
 
-def write(settings: Settings) -> Path:
-    """Writes the settings, all paths resolved, and returns where they are."""
-    folder = settings.data_dir.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    document = settings.model_dump(mode="json", exclude=set(_NOT_FOR_DRIVERS)) | {
-        "data_dir": str(folder),
+class DriverSettings(Settings):
+    """With what files of the scheduler's `data_dir` declare, which the driver's node may not see."""
+
+    hardware: dict[str, Hardware]
+    sites_by_pool: dict[str, Site]
+
+    def catalogue(self) -> Mapping[str, Hardware]:
+        return self.hardware
+
+    def sites(self) -> Mapping[str, Site]:
+        return self.sites_by_pool
+
+
+def document(settings: Settings) -> bytes:
+    """Returns what drivers get, all paths resolved."""
+    own = settings.model_dump(mode="json", exclude=set(_NOT_FOR_DRIVERS)) | {
+        "data_dir": str(settings.data_dir.resolve()),
         "cache_dir": str(settings.resolved_cache_dir()),
         "spool_dir": None if settings.spool_dir is None else str(settings.spool_dir.resolve()),
         "database_url": settings.driver_database_url or settings.resolved_database_url(),
         "data_roots": os.pathsep.join(map(str, settings.roots("data"))),
         "model_roots": os.pathsep.join(map(str, settings.roots("model"))),
     }
-    # Clusters of other pools are reached in other ways, and their schedulers may share this folder.
-    of_pool = "" if settings.pool == DEFAULT_POOL else f"-{settings.pool}"
-    path = folder / f"driver-settings{of_pool}.json"
-    text = json.dumps(document, indent=1)
-    if path.exists() and path.read_text() == text:
-        return path
-    partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
-    partial.touch(mode=0o600)
-    partial.write_text(text)
-    partial.replace(path)
-    return path
+    declared = {"hardware": settings.catalogue(), "sites_by_pool": settings.sites()}
+    return json.dumps(own | TypeAdapter(dict).dump_python(declared, mode="json")).encode()
 
 
-def read(path: Path) -> Settings:
-    """Returns the settings as written; the reader's environment does not change them."""
-    try:
-        return Settings.model_validate(json.loads(path.read_text()))
-    except FileNotFoundError:
+def read(content: bytes) -> Settings:
+    """Returns the settings of a document; the reader's environment does not change them."""
+    return DriverSettings.model_validate(json.loads(content))
+
+
+def take(token: str) -> Settings:
+    """Returns the settings of this process's job; exits if they are not there, or no longer."""
+    from ray._raylet import GcsClient
+
+    key = f"gcs://{token}".encode()
+    ray = GcsClient(address=os.environ["RAY_ADDRESS"])
+    content = ray.internal_kv_get(key, None)
+    if content is None or not ray.internal_kv_del(key, False, None):
         raise SystemExit(
-            f"{path}, which the scheduler writes, is not on node {socket.gethostname()}: STILLHOUSE_DATA_DIR "
-            "must be a folder that the scheduler and all nodes share (docs/operations.md)"
-        ) from None
+            "the settings of this job have expired or were taken before; wait for the next attempt, "
+            "whose job gets its own"
+        )
+    return read(content)

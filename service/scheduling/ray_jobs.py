@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,16 @@ class DashboardRayJobs:
             if answer.refuses:
                 raise JobRefused(_last_line(answer.text)) from None
             raise answer.unavailable() from None
+
+    def hand_over(self, content: bytes) -> str:
+        """Keeps something secret for a job that is about to be submitted; returns the token to take it by."""
+        token = f"{secrets.token_hex(16)}.zip"
+        place = f"/api/packages/gcs/{token}"
+        self._call("_do_request", "GET", place)  # From now on, Ray would remove it after ten minutes.
+        answer = self._call("_do_request", "PUT", place, data=content)
+        if answer.status_code != 200:
+            raise _Answer(answer.status_code, answer.text).unavailable()
+        return token
 
     def status(self, submission_id: str) -> RayJob | None:
         """Returns None if Ray knows no job of that id."""

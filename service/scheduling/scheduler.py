@@ -242,13 +242,12 @@ class Scheduler:
     def _submit(self, experiment: Experiment, did: Pass) -> None:
         job = experiment.submission_id
         assert job is not None
-        settings = ("--settings", str(driver_settings.write(self._settings)))
         if job.startswith(HOSTS):
-            command = ["-m", "service.driving.host", "--name", job, *settings]
+            command = ["-m", "service.driving.host", "--name", job]
             metadata = {"job_name": "drivers"}
         else:
             ids = ("--experiment", str(experiment.id), "--attempt", str(experiment.attempt))
-            command = ["-m", "service.driving.driver", *ids, *settings, "--name", experiment.name]
+            command = ["-m", "service.driving.driver", *ids, "--name", experiment.name]
             metadata = {
                 "job_name": experiment.name,
                 "owner": experiment.owner,
@@ -256,9 +255,15 @@ class Scheduler:
                 "attempt": str(experiment.attempt),
             }
         try:
-            self._jobs.submit(job, shlex.join([self._python, *command]), metadata=metadata)
+            if self._jobs.status(job) is None:  # A host's is known from its first driver on.
+                token = self._jobs.hand_over(driver_settings.document(self._settings))
+                entrypoint = shlex.join([self._python, *command, "--settings", token])
+                self._jobs.submit(job, entrypoint, metadata=metadata)
         except JobRefused as error:
             self._end(experiment, f"Ray refused the job: {error}", did)
+            return
+        except ValueError as error:  # What the data folder declares was changed, and is wrong now.
+            self._end(experiment, str(error), did)
             return
         did.submitted += (experiment.id,)
         logger.info("submitted experiment %d (%s) to %s", experiment.id, experiment.name, job)

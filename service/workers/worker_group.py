@@ -46,7 +46,6 @@ _TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # An actor per group; the driver watches for all its runs.
-    "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 

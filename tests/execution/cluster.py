@@ -245,6 +245,17 @@ def add_node(running: Running) -> Iterator[AddNode]:
     running.wait_for(lambda: not kinds(running))
 
 
+WITH_NAMESPACES = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not mount a folder of its own",
+)
+
+
+def with_own_folder(path: Path) -> tuple[str, ...]:
+    """Begins the command of a process that sees an empty folder of its own in the place of a shared one."""
+    return ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(path))
+
+
 def kinds(running: Running) -> set[str]:
     """Labels of the live nodes."""
     return {

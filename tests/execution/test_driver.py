@@ -1,4 +1,4 @@
-"""The driver's lease renewal, its settings file, and what it does about an error of its own."""
+"""The driver's lease renewal, its settings, and what it does about an error of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from service.config.settings import Settings
 from service.domain.states import ExperimentState
 from service.driving import driver
 from service.driving.driver import lease_renewal
+from service.local.local_ray import LocalRay
 from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
+from service.scheduling.ray_jobs import DashboardRayJobs
 from service.specs.models import workspace_of
 from service.store import Requests, StaleAttempt, Store, StoreUnavailable
 from tests.execution.conftest import Submit
@@ -97,48 +99,70 @@ def test_a_stale_attempt_is_called_off() -> None:
         assert lost.wait(5)
 
 
-def test_settings_reach_the_driver_whole_and_private(tmp_path: Path) -> None:
+def handed_over(settings: Settings) -> Settings:
+    return driver_settings.read(driver_settings.document(settings))
+
+
+def test_settings_reach_the_driver_whole(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, database_url="postgresql://u:secret@h/d", offline=True)
-    path = driver_settings.write(settings)
-    assert path.stat().st_mode & 0o077 == 0
-    read = driver_settings.read(path)
+    read = handed_over(settings)
     assert read.resolved_database_url() == "postgresql://u:secret@h/d"
     assert read.offline
     assert read.roots("data") == settings.roots("data")
-    assert driver_settings.write(settings) == path
 
 
 def test_the_cache_is_apart_from_the_shared_folder(tmp_path: Path) -> None:
     shared, scratch = tmp_path / "shared", tmp_path / "scratch"
-    read = driver_settings.read(driver_settings.write(Settings(data_dir=shared, cache_dir=scratch)))
+    read = handed_over(Settings(data_dir=shared, cache_dir=scratch))
     assert workspace_of(read).cache == str(scratch)
-    read = driver_settings.read(driver_settings.write(Settings(data_dir=shared)))
-    assert workspace_of(read).cache == str(shared / "cache")
+    assert workspace_of(handed_over(Settings(data_dir=shared))).cache == str(shared / "cache")
 
 
-def test_settings_that_a_node_does_not_see_are_missed_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        SystemExit, match=r"driver-settings.json, .* is not on node .*: STILLHOUSE_DATA_DIR must be"
-    ):
-        driver_settings.read(tmp_path / "driver-settings.json")
-
-
-def test_schedulers_of_two_pools_share_a_folder(tmp_path: Path) -> None:
-    urls = {"default": "http://a:8265", "gpu": "http://b:8265"}
-    paths = [
-        driver_settings.write(Settings(data_dir=tmp_path, pool=pool, ray_dashboard_url=url))
-        for pool, url in urls.items()
-    ]
-    found = [driver_settings.read(path) for path in paths]
-    assert {each.pool: each.ray_dashboard_url for each in found} == urls
+def test_what_the_schedulers_folder_declares_reaches_a_driver_that_does_not_see_it(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, pool="cold")
+    hour_by_hour = ["hour,carbon_kg_per_kwh", *(f"{hour},0.{hour:02}" for hour in range(24))]
+    (tmp_path / "carbon.csv").write_text("\n".join(hour_by_hour))
+    (tmp_path / "sites.yaml").write_text(
+        "cold: {pue: 1.2, pue_source: meter, carbon_kg_per_kwh: carbon.csv, carbon_source: grid}"
+    )
+    (tmp_path / "hardware.yaml").write_text(
+        "A100: {device: cpu, precisions: [fp32], tdp_w: 100.0, price_usd_per_hour: 9.0, "
+        "price_date: '2026-01-01', price_source: a test}"
+    )
+    catalogue, site = settings.catalogue(), settings.site("cold")
+    content = driver_settings.document(settings)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    read = driver_settings.read(content)
+    assert (read.catalogue(), read.site("cold")) == (catalogue, site)
+    assert read.catalogue()["A100"].price_usd_per_hour == 9.0
+    assert read.site("default") == Settings().site("default")
 
 
 def test_settings_do_not_depend_on_the_readers_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = driver_settings.write(Settings(data_dir=tmp_path))
+    content = driver_settings.document(Settings(data_dir=tmp_path))
     monkeypatch.setenv("STILLHOUSE_DATABASE_URL", "postgresql://elsewhere/d")
-    assert driver_settings.read(path).resolved_database_url() == f"sqlite:///{tmp_path / 'stillhouse.db'}"
+    database = f"sqlite:///{tmp_path / 'stillhouse.db'}"
+    assert driver_settings.read(content).resolved_database_url() == database
+
+
+@pytest.mark.ray
+def test_settings_are_taken_once(
+    tmp_path: Path, local_ray: LocalRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data_dir=tmp_path, driver_database_url="postgresql://driver:secret@h/d")
+    jobs = DashboardRayJobs(local_ray.dashboard_url)
+    monkeypatch.setenv("RAY_ADDRESS", local_ray.address)
+    content = driver_settings.document(settings)
+    token, other = jobs.hand_over(content), jobs.hand_over(content)
+    assert driver_settings.take(token).resolved_database_url() == settings.driver_database_url
+    for used_up in (token, "guessed.zip"):
+        with pytest.raises(SystemExit, match="have expired or were taken before") as refused:
+            driver_settings.take(used_up)
+        assert "secret" not in str(refused.value)
+    driver_settings.take(other)
 
 
 def test_an_error_of_the_driver_is_tried_again_and_then_fails(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from service.domain.states import ExperimentState
-from tests.execution.cluster import AddNode, Running, end, nodes_of
+from tests.execution.cluster import WITH_NAMESPACES, AddNode, Running, end, nodes_of, with_own_folder
 from tests.execution.test_two_nodes import write_catalogue
 from tests.object_store import in_environment, object_store
 from trainers.data.storage import digest, place
@@ -16,6 +16,18 @@ from trainers.errors import FailureClass
 
 STEPS = 120
 TENSORS = ("model", "optimizer", "random")
+RUNS: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": {"strategy": "ddp", "workers": 2}},
+    "pipeline": {
+        "parallel": {"strategy": "pipeline", "workers": 2},
+        "batch": {"global_size": 4, "micro_size": 2},
+    },
+    "teacher's logits": {"parallel": {"strategy": "ddp", "workers": 2}, "distillation": {}},
+    "teacher's weights": {
+        "parallel": {"strategy": "ddp", "workers": 2},
+        "distillation": {"hidden_weight": 1.0},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,34 +36,36 @@ def storage_url() -> Iterator[str]:
         yield served.make_bucket("nodes-apart")
 
 
-def has_namespaces() -> bool:
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.skipif(not has_namespaces(), reason="this user may not mount a folder of its own")
+@WITH_NAMESPACES
+@pytest.mark.parametrize("kind", RUNS)
 def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
-    running: Running, add_node: AddNode
+    running: Running, add_node: AddNode, kind: str
 ) -> None:
     write_catalogue(running)
-    # What is mounted over the data folder is the node's own, its cache included.
-    apart = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
-    own = (*apart, str(running.settings.data_dir))
+    own = with_own_folder(running.settings.data_dir)  # The node's cache is in it.
     add_node("T4", "127.0.0.2", within=own)
     other = add_node("T4", "127.0.0.3", within=own)
+    fields = dict(RUNS[kind])
+    if "distillation" in fields:
+        taught = running.submit(hardware="T4")
+        assert running.wait_until_ended(taught) is ExperimentState.succeeded, running.story()
+        fields["model"] = {"name": "tiny", "teacher": f"run:{running.runs(taught)[0].id}"}
     experiment = running.submit(
         hardware="T4",
-        parallel={"strategy": "ddp", "workers": 2},
         search={"axes": {"checkpoint.keep": [2, 3]}},  # Twins: what differs does not count.
         length={"steps": STEPS},
         checkpoint={"every_steps": 10},
         deterministic=True,
+        **fields,
     )
     runs = running.runs(experiment)
     running.wait_for(lambda: any(running.store.series.latest_points(run.id) for run in runs))
     (killed,) = (run for run in runs if running.store.series.latest_points(run.id))
     running.wait_until_training(killed.id, beyond_step=30)
+    logits = kept_logits(running)
+    assert bool(logits) is (kind == "teacher's logits")
     end(other)
     running.wait_for(lambda: len(nodes_of(running, "T4")) == 1)
     add_node("T4", "127.0.0.4", within=own)
@@ -71,3 +85,12 @@ def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
         assert isinstance(lost_s, float) and (lost_s > 0.0) is (run.id == killed.id)
     assert digests[0] == digests[1]
     assert not list((running.settings.data_dir / "experiments").rglob("*.safetensors"))
+    assert kept_logits(running) == logits  # The new node copied them: what it computes, it keeps there too.
+
+
+def kept_logits(running: Running) -> set[str]:
+    """Returns what nodes have kept of teachers' logits for others."""
+    kept = running.settings.prepared()
+    assert kept is not None
+    folder = kept / "teacher-logits"
+    return {str(entry) for key in folder.iterdir() for entry in key.iterdir()} if folder.is_dir() else set()

@@ -52,24 +52,39 @@ def test_without_ray_nothing_is_shown() -> None:
     assert run_gauges._gauge.cache_info().currsize == 0
 
 
+def scraped(running: Running, label: str) -> dict[str, float]:
+    """Returns the values with a label that the targets have which Ray tells Prometheus of."""
+    discovery = running.local_ray._folder / "prom_metrics_service_discovery.json"
+    pages = [
+        urllib.request.urlopen(f"http://{target}/metrics", timeout=10).read().decode()
+        for group in json.loads(discovery.read_text())
+        for target in group["targets"]
+    ]
+    lines = [line for page in pages for line in page.splitlines() if label in line]
+    return {re.split("[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_prometheus_finds_what_ray_train_measures_of_a_group(running: Running) -> None:
+    experiment = running.submit(
+        length={"steps": 1_000_000}, checkpoint={"every_s": 0.5}, parallel={"strategy": "ddp", "workers": 2}
+    )
+    label = f'ray_train_run_name="stillhouse-{experiment.id}-1-'
+    name = "ray_train_worker_group_start_total_time_s"  # On Ray's board of Train
+    running.wait_for(lambda: scraped(running, label).get(name))
+    running.store.requests.cancel(experiment.id)
+    assert running.wait_until_ended(experiment) is ExperimentState.cancelled, running.story()
+
+
 @pytest.mark.ray
 def test_prometheus_finds_a_runs_figures_at_rays_port(running: Running) -> None:
     experiment = running.submit(length={"steps": 1_000_000}, checkpoint={"every_s": 0.5})
     (run,) = running.runs(experiment)
-    discovery = running.local_ray._folder / "prom_metrics_service_discovery.json"
     label = f'run="{run.id}"'
-
-    def found() -> dict[str, float]:
-        pages = [
-            urllib.request.urlopen(f"http://{target}/metrics", timeout=10).read().decode()
-            for group in json.loads(discovery.read_text())
-            for target in group["targets"]
-        ]
-        lines = [line for page in pages for line in page.splitlines() if label in line]
-        return {re.split("[{ ]", line)[0]: float(line.rpartition(" ")[2]) for line in lines}
-
     wanted = {f"ray_{RUN_GAUGES[name].name}" for name in ("loss", "samples_per_s", "step_s")}
-    running.wait_for(lambda: wanted <= found().keys())
-    assert all(found()[name] > 0 for name in wanted)
+    running.wait_for(lambda: wanted <= scraped(running, label).keys())
+    found = scraped(running, label)
+    assert all(found[name] > 0 for name in wanted)
     running.store.requests.cancel(experiment.id)
     assert running.wait_until_ended(experiment) is ExperimentState.cancelled, running.story()

@@ -13,6 +13,7 @@ from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.process_metrics import Histogram, series_of
 from service.domain.records import Experiment
 from service.domain.states import ExperimentState
+from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable
 from service.scheduling.scheduler import FIGURES_EVERY_S, Scheduler
@@ -61,14 +62,27 @@ def test_claims_and_submits_under_the_stored_id(
     assert store.experiments.get(experiment.id).state is ExperimentState.starting
 
 
-def test_a_drivers_settings_are_there_again_where_somebody_removed_them(
-    scheduler: Scheduler, settings: Settings, submit: Submit
+def test_a_job_takes_its_settings_by_a_token_of_its_own(
+    scheduler: Scheduler, jobs: FakeRayJobs, settings: Settings, submit: Submit
 ) -> None:
-    file = settings.data_dir / "driver-settings.json"
-    for _ in range(2):
+    for number in range(2):
         submit()
         scheduler.run_once()
-        file.unlink()
+        assert jobs.entrypoint(jobs.submitted[-1]).endswith(f"--settings token-{number}")
+    assert [driver_settings.read(each).data_dir for each in jobs.handed_over.values()] == [
+        settings.data_dir
+    ] * 2
+
+
+def test_a_mistake_in_a_declaration_ends_the_attempt_and_not_the_scheduler(
+    scheduler: Scheduler, jobs: FakeRayJobs, settings: Settings, store: Store, submit: Submit
+) -> None:
+    experiment = submit()
+    sites = settings.data_dir / "sites.yaml"
+    sites.write_text("default: {pue: 0.1, pue_source: a guess}")
+    assert scheduler.run_once().ended == (experiment.id,)
+    assert f"{sites}: default.pue: 0.1" in (store.experiments.get(experiment.id).failure_message or "")
+    assert not jobs.submitted
 
 
 def test_the_dashboard_lists_the_job_by_the_experiments_name(

@@ -7,6 +7,7 @@ the order in which Tune does. An actor that is down or does not answer raises wh
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import selectors
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from service.config.settings import Settings
 from service.domain.records import Experiment
+from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnreachable
 from service.workers.ray_cluster import PlacementGroup
@@ -97,6 +100,20 @@ class RayTaskError(RayError):
 # -- Jobs and the cluster --------------------------------------------------------------------------
 
 
+def hand_over(content: bytes) -> str:
+    """Keeps settings under a token."""
+    token = hashlib.sha256(content).hexdigest()
+    partial = Path(here.node).with_name(f"{token}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(partial.with_name(token))
+    return token
+
+
+def take(token: str) -> Settings:
+    """Stands in for the function of `service.scheduling.driver_settings`."""
+    return driver_settings.read(Path(here.node).with_name(token).read_bytes())
+
+
 class LocalRayJobs:
     """Jobs of the node, as the scheduler sees them."""
 
@@ -106,6 +123,10 @@ class LocalRayJobs:
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Starts a job, unless the id is known."""
         self._ask("submit", id=submission_id, entrypoint=entrypoint, metadata=dict(metadata))
+
+    def hand_over(self, content: bytes) -> str:
+        """Keeps the settings of a job next to the node's socket."""
+        return hand_over(content)
 
     def status(self, submission_id: str) -> RayJob | None:
         """Returns what became of a job."""
@@ -175,10 +196,10 @@ class HostedDriver:
         ask_node("kill", pid=self.pid)
 
 
-def fork_driver(settings: Path, experiment: Experiment) -> HostedDriver:
+def fork_driver(settings: Settings, experiment: Experiment) -> HostedDriver:
     """Stands in for the function of `service.driving.host`."""
     options = ["--experiment", str(experiment.id), "--attempt", str(experiment.attempt)]
-    options += ["--settings", str(settings)]
+    options += ["--settings", hand_over(driver_settings.document(settings))]
     return HostedDriver(ask_node("drive", host=here.job, options=options, number=experiment.attempt))
 
 

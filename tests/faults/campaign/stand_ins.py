@@ -32,6 +32,7 @@ def prepare() -> None:
     _replace("service.recording.relay", "drain_notices", dict)
     _replace("service.driving.driver", "node_answers", lambda id: True)
     _replace("service.driving.host", "fork", ray_stand_in.fork_driver)
+    _replace("service.scheduling.driver_settings", "take", ray_stand_in.take)
     _replace("service.workers.worker_group", "look_at_cluster", ray_stand_in.look_at_cluster)
     _replace("service.workers.process_group", "process_group", group_stand_in.process_group)
     _replace("trainers.entrypoint", "train", trainer.train)

@@ -120,6 +120,14 @@ class _NoJobs:
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Does nothing."""
 
+    def hand_over(self, content: bytes) -> str:
+        """Keeps nothing."""
+        return "token"
+
+    def status(self, submission_id: str) -> RayJob | None:
+        """Returns that it is not known."""
+        return None
+
     def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
         """Returns that all run."""
         return {id: RayJob(id, JobState.running, "", {}) for id in submission_ids}

@@ -98,9 +98,8 @@ def test_what_a_run_left_is_read_from_the_store_and_removed_with_it(
     tokenizer = _tokenizer(store, settings, run.id)
     assert tokenizer is not None and (tokenizer / "tokenizer.json").is_file()
     read_patch(store, settings, run.id)
-    settings_file = driver_settings.write(settings)
     for text in (
-        settings_file.read_text(),
+        driver_settings.document(settings).decode(),
         caplog.text,
         store.runs.config(run.id),
         str(store.runs.summary(run.id)),
@@ -137,7 +136,7 @@ def stored(settings: Settings, tmp_path: Path) -> Settings:
 
 def test_data_and_models_in_a_store_are_checked_at_submission(stored: Settings) -> None:
     (_, there, *_), (models,) = stored.roots("data"), stored.roots("model")
-    driver = driver_settings.read(driver_settings.write(stored))
+    driver = driver_settings.read(driver_settings.document(stored))
     assert (driver.roots("data")[1], driver.roots("model")) == (there, (models,))
 
     def problem(path: str, model: str = "tiny", **model_fields: Any) -> str | None:
