@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.config.document import SpecError, error_words, parse
+from service.config.document import error_words, parse
 from service.config.hardware import CATALOGUE, Hardware, NodeGroup, lookup
 from service.config.hosts import AllowedHosts
 from service.config.suggestions import nearest
@@ -222,26 +222,16 @@ class Settings(BaseSettings):
         return (*roots, examples) if kind == "data" and examples.is_dir() and examples not in roots else roots
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
+        """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it."""
 
-        A `ValueError` names the entry and what is wrong with it.
-        """
+        def named(name: str, entry: Any) -> Any:
+            aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
+            return {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
+
         path = self.data_dir / "hardware.yaml"
-        if not path.exists():
+        own = _declared(path, dict[str, Hardware], Hardware.model_fields, 4, named)
+        if not own:
             return CATALOGUE
-        own: dict[str, Hardware] = {}
-        try:
-            for name, entry in parse(path.read_bytes()).items():
-                aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
-                own[name] = Hardware.model_validate(
-                    {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
-                )
-        except SpecError as error:
-            raise ValueError(f"{path}: {error}") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, (name, *first["loc"])))
-            raise ValueError(f"{path}: {field}: {error_words(first)}") from None
         merged = {**CATALOGUE, **own}
         for name, hardware in merged.items():
             if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
@@ -250,9 +240,9 @@ class Settings(BaseSettings):
         return merged
 
     def sites(self) -> Mapping[str, Site]:
-        """Returns the sites of `<data_dir>/sites.yaml` by pool; a `ValueError` names the wrong one."""
+        """Returns the sites of `<data_dir>/sites.yaml` by pool."""
 
-        def with_table(entry: Any) -> Any:
+        def with_table(_: str, entry: Any) -> Any:
             if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
                 return {**entry, "carbon_kg_per_kwh": _by_hour(self.data_dir / table)}
             return entry
@@ -275,6 +265,12 @@ class Settings(BaseSettings):
     def site(self, pool: str) -> Site:
         return self.sites().get(pool, Site())
 
+    def check_declared(self) -> None:
+        """Reads all that is declared in `data_dir`; a `ValueError` is one line: file, field and fix."""
+        self.catalogue()
+        self.node_groups()
+        self.sites()
+
 
 def _places(text: str) -> tuple[storage.Place, ...]:
     if re.search(r"://[^/]*:[^/]*@", text):
@@ -285,21 +281,26 @@ def _places(text: str) -> tuple[storage.Place, ...]:
 
 def _declared(
     path: Path,
-    form: type[T],
+    form: type[dict[str, T]],
     names: Iterable[str],
     depth: int,
-    read: Callable[[Any], Any] = lambda entry: entry,
-) -> T:
-    """Returns a file by pool, or what an empty one is; a `ValueError` names the field, `depth` names down."""
+    read: Callable[[str, Any], Any] = lambda name, entry: entry,
+) -> dict[str, T]:
+    """Returns the entries of a file by name; a `ValueError` names the field, `depth` names down."""
     try:
-        document = parse(path.read_bytes()) if path.exists() else {}
-        return TypeAdapter(form).validate_python({pool: read(entry) for pool, entry in document.items()})
+        if not path.exists():
+            return {}
+        entries = {name: read(name, entry) for name, entry in parse(path.read_bytes()).items()}
+        return TypeAdapter(form).validate_python(entries)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        # A misspelt name before the field that is missing for it.
+        first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
         problem = error_words(first)
         if first["type"] == "extra_forbidden":
             problem = f"unknown key; {nearest(str(first['loc'][-1]), names)}"
         raise ValueError(f"{path}: {'.'.join(map(str, first['loc'][:depth]))}: {problem}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; make it a file that this user can read") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
