@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -66,8 +69,6 @@ def entrypoint(gate: Path) -> str:
 
 
 def wait_until(jobs: DashboardRayJobs, submission_id: str, state: JobState) -> None:
-    import time
-
     deadline = time.monotonic() + TIMEOUT_S
     while (job := jobs.status(submission_id)) is None or job.state is not state:
         assert time.monotonic() < deadline
@@ -124,6 +125,34 @@ def test_the_cluster_is_seen(jobs: DashboardRayJobs) -> None:
     snapshot = jobs.cluster(12.0)
     assert (snapshot.at_s, snapshot.reachable) == (12.0, True)
     assert snapshot.totals["CPU"] == 2.0
+
+
+RESERVE = """
+import pathlib, ray, time
+from ray.util.placement_group import placement_group
+ray.init()
+ray.get(placement_group([{"CPU": 1}]).ready())
+while not pathlib.Path("GATE").exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.ray
+def test_what_is_reserved_is_not_free(
+    local_ray: LocalRay, name: str, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = DashboardRayJobs(local_ray.dashboard_url)
+    jobs.submit(name, shlex.join([sys.executable, "-c", RESERVE.replace("GATE", str(gate))]), metadata={})
+    deadline = time.monotonic() + TIMEOUT_S
+    while (node := jobs.cluster(0.0).nodes[0]).devices != {"CPU": (2.0, 1.0)}:
+        assert time.monotonic() < deadline, (node, jobs.logs(name))
+        time.sleep(0.1)
+    assert not node.idle
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    (node,) = DashboardRayJobs(local_ray.dashboard_url).cluster(0.0).nodes
+    assert (node.available, node.devices) == ({}, {"CPU": (2.0, 2.0)}), "nothing is known without the GCS"
+    gate.touch()
+    wait_until_ended(jobs, name, TIMEOUT_S)
 
 
 def test_an_absent_ray_is_said_to_be_absent() -> None:
