@@ -19,10 +19,12 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$"
 _OBJECT = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 _QUANTITY = r"^\d+(\.\d+)?(m|[kMGTP]|[KMGTP]i)?$"
 _IMAGE = r"^[a-z0-9][^\s]{0,254}$"
+_ADDRESS = r"^[a-z0-9.-]{1,253}:\d{1,5}$"
 _FORMS = {
     _NAME: "is not a name here; use at most 20 of a-z, 0-9 and -",  # KubeRay appends to it
     _OBJECT: "is not a name in Kubernetes; use at most 63 of a-z, 0-9, . and -",
     _QUANTITY: "is not a quantity; use one such as 500m, 4 or 8Gi",
+    _ADDRESS: "is not an address; use one such as redis.example.com:6379",
     _IMAGE: "is not an image; use one such as registry.example.com/stillhouse:cuda13",
 }
 Name = Annotated[str, Field(pattern=_NAME)]
@@ -84,6 +86,8 @@ class HeadValues(Section):
     spool: Quantity = "5Gi"
     """Disk for points that wait for the database."""
     storage_class: Object | None = None
+    redis: str | None = Field(default=None, pattern=_ADDRESS)
+    """Redis that keeps what Ray's GCS knows, so that nodes survive the head; unset = none."""
     node_selector: dict[str, str] = Field(default_factory=dict)
 
 
