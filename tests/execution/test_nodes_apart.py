@@ -34,7 +34,7 @@ def has_namespaces() -> bool:
 def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
     running: Running, add_node: AddNode
 ) -> None:
-    write_catalogue(running)
+    write_catalogue(running.settings.data_dir)
     # What is mounted over the data folder is the node's own, its cache included.
     apart = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
     own = (*apart, str(running.settings.data_dir))
