@@ -5,19 +5,18 @@ Every variable begins with `STILLHOUSE_`; `docs/operations.md` lists them.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, TypeAdapter, ValidationError, field_validator
+from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.config.document import error_words, parse
-from service.config.hardware import CATALOGUE, Hardware, NodeGroup, lookup
+from service.config.document import SpecError, parse, validated
+from service.config.hardware import Hardware, NodeGroup, lookup, with_own
 from service.config.hosts import AllowedHosts
-from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 from trainers import extensions
 from trainers.config import Site
@@ -25,6 +24,7 @@ from trainers.data import storage
 
 T = TypeVar("T")
 
+DECLARED = ("hardware.yaml", "pools.yaml", "sites.yaml")  # Files in `data_dir` that people write
 EXAMPLE_DATA = "examples"  # Folder in `data_dir` with what examples read; the last of the data roots
 
 
@@ -223,44 +223,46 @@ class Settings(BaseSettings):
 
     def catalogue(self) -> Mapping[str, Hardware]:
         """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it."""
-
-        def named(name: str, entry: Any) -> Any:
-            aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
-            return {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
-
-        path = self.data_dir / "hardware.yaml"
-        own = _declared(path, dict[str, Hardware], Hardware.model_fields, 4, named)
-        if not own:
-            return CATALOGUE
-        merged = {**CATALOGUE, **own}
-        for name, hardware in merged.items():
-            if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
-                names = tuple(alias for alias in hardware.aliases if alias not in own)
-                merged[name] = hardware.model_copy(update={"aliases": names})
-        return merged
+        return self._declared("hardware.yaml", with_own)
 
     def sites(self) -> Mapping[str, Site]:
         """Returns the sites of `<data_dir>/sites.yaml` by pool."""
 
-        def with_table(_: str, entry: Any) -> Any:
-            if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
-                return {**entry, "carbon_kg_per_kwh": _by_hour(self.data_dir / table)}
-            return entry
+        def read(document: Mapping[str, Any]) -> Mapping[str, Site]:
+            for entry in document.values():
+                if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
+                    entry["carbon_kg_per_kwh"] = _by_hour(self.data_dir / table)
+            return validated(dict[str, Site], document)
 
-        return _declared(self.data_dir / "sites.yaml", dict[str, Site], Site.model_fields, 2, with_table)
+        return self._declared("sites.yaml", read)
 
     def node_groups(self) -> Mapping[str, Mapping[str, NodeGroup]]:
         """Returns the nodes that can come, by pool and name, as `<data_dir>/pools.yaml` declares them."""
-        path = self.data_dir / "pools.yaml"
-        pools = _declared(path, dict[str, dict[str, NodeGroup]], NodeGroup.model_fields, 3)
-        catalogue = self.catalogue() if pools else {}
-        for pool, groups in pools.items():
-            for name, group in groups.items():
-                try:
-                    lookup(group.hardware, catalogue)
-                except ValueError as error:
-                    raise ValueError(f"{path}: {pool}.{name}.hardware: {error}") from None
-        return pools
+        catalogue = self.catalogue()
+
+        def read(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, NodeGroup]]:
+            pools = validated(dict[str, dict[str, NodeGroup]], document)
+            for pool, groups in pools.items():
+                for name, group in groups.items():
+                    try:
+                        lookup(group.hardware, catalogue)
+                    except ValueError as error:
+                        raise ValueError(f"{pool}.{name}.hardware: {error}") from None
+            return pools
+
+        return self._declared("pools.yaml", read)
+
+    def _declared(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+        """Returns what a file of `data_dir` declares; the `ValueError` of a mistake names the file."""
+        path = self.data_dir / name
+        try:
+            return read(parse(path.read_bytes()) if path.exists() else {})
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}; make it a file that this user can read") from None
+        except SpecError as error:
+            raise ValueError(f"{path}: {error.problems[0]}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def site(self, pool: str) -> Site:
         return self.sites().get(pool, Site())
@@ -277,32 +279,6 @@ def _places(text: str) -> tuple[storage.Place, ...]:
         raise ValueError("give URLs without credentials; those come from the environment")
     places = (storage.place(part) for part in re.split(f"{os.pathsep}(?!//)", text) if part)
     return tuple(place.resolve() if isinstance(place, Path) else place for place in places)
-
-
-def _declared(
-    path: Path,
-    form: type[dict[str, T]],
-    names: Iterable[str],
-    depth: int,
-    read: Callable[[str, Any], Any] = lambda name, entry: entry,
-) -> dict[str, T]:
-    """Returns the entries of a file by name; a `ValueError` names the field, `depth` names down."""
-    try:
-        if not path.exists():
-            return {}
-        entries = {name: read(name, entry) for name, entry in parse(path.read_bytes()).items()}
-        return TypeAdapter(form).validate_python(entries)
-    except ValidationError as error:
-        # A misspelt name before the field that is missing for it.
-        first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
-        problem = error_words(first)
-        if first["type"] == "extra_forbidden":
-            problem = f"unknown key; {nearest(str(first['loc'][-1]), names)}"
-        raise ValueError(f"{path}: {'.'.join(map(str, first['loc'][:depth]))}: {problem}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; make it a file that this user can read") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _by_hour(path: Path) -> list[JsonValue]:

@@ -263,8 +263,7 @@ class RunChooser:
         self._queued = QueuedRuns(context, live, self._decides)
         self._relist = True
         self._noted: set[str] = set()
-        again = context.attempt > 1
-        self._patient_until_s = context.store.monotonic() + NODES_RETURN_S if again else float("-inf")
+        self._patient_until_s = context.store.monotonic() + (NODES_RETURN_S if context.attempt > 1 else 0.0)
 
     @property
     def has_queued(self) -> bool:

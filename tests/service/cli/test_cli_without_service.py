@@ -102,6 +102,18 @@ def test_a_mistake_in_a_file_of_the_data_folder_is_one_line_before_anything_star
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+def test_the_doctor_has_the_same_line(tmp_path: Path) -> None:
+    (tmp_path / "sites.yaml").write_text("{}")
+    found = {finding.subject: finding for finding in examine(Settings(data_dir=tmp_path))}
+    assert found["sites.yaml"].detail == f"{tmp_path / 'sites.yaml'}: valid"
+    (tmp_path / "hardware.yaml").write_text("box: 5")
+    found = {finding.subject: finding for finding in examine(Settings(data_dir=tmp_path))}
+    assert found["declared files"].health is FindingHealth.broken
+    assert found["declared files"].detail.endswith(
+        "hardware.yaml: box: 5: input should be a section of fields"
+    )
+
+
 def test_a_file_of_the_data_folder_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pools.yaml").mkdir()
     result = run("scheduler", STILLHOUSE_DATA_DIR=str(tmp_path))

@@ -500,11 +500,11 @@ def test_kustomize_patches_what_is_printed(tmp_path: Path) -> None:
 
 
 def fields(section: type[Section]) -> Iterator[str]:
-    from service.manifests.values import _models
+    from service.config.document import models_of
 
     for name, field in section.model_fields.items():
         yield name
-        for inner in _models(field.annotation):
+        for inner in models_of(field.annotation):
             yield from fields(inner)
 
 
