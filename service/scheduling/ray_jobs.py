@@ -75,6 +75,7 @@ class DashboardRayJobs:
         self._client: Any = None
         self._gcs: Any = None
         self._gcs_away_s = float("-inf")
+        self._lost: frozenset[str] = frozenset()  # Ray's ids of nodes that have gone
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Starts a job; does nothing when that id is already known, whatever became of it.
@@ -99,7 +100,7 @@ class DashboardRayJobs:
     def status(self, submission_id: str) -> RayJob | None:
         """Returns None if Ray knows no job of that id."""
         found = self._ask("get_job_info", submission_id)
-        return None if found is None else _as_job(found)
+        return None if found is None else self._as_job(found)
 
     def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
         """Returns those of the jobs that Ray knows, by id."""
@@ -112,7 +113,7 @@ class DashboardRayJobs:
         except _Answer as answer:
             raise answer.unavailable() from None
         wanted = set(submission_ids)
-        return {job.submission_id: _as_job(job) for job in details if job.submission_id in wanted}
+        return {job.submission_id: self._as_job(job) for job in details if job.submission_id in wanted}
 
     def stop(self, submission_id: str) -> None:
         """Asks a job to end; does nothing when it has ended or is not known."""
@@ -130,6 +131,7 @@ class DashboardRayJobs:
             logger.warning("the cluster cannot be inspected: %s", error)
             return ClusterSnapshot(at_s, False, self.dashboard_url, ())
         free, drains = self._free_and_draining(nodes)
+        self._lost = frozenset(node["node_id"] for node in nodes if node["state"] == "DEAD")
         return ClusterSnapshot(
             at_s,
             True,
@@ -191,6 +193,13 @@ class DashboardRayJobs:
             for node in draining.draining_nodes
         }
         return {node.node_id.hex(): node.resources_available for node in free.resources_list}, drains
+
+    def _as_job(self, found: Any) -> RayJob:
+        state, message = JobState(str(found.status)), _last_line(found.message or "")
+        if not state.ended and found.driver_node_id in self._lost:
+            # A head that keeps its state looks after the jobs of the one before it only once it gets another.
+            state, message = JobState.failed, "its node was lost"
+        return RayJob(found.submission_id, state, message, found.metadata or {})
 
     def _ask(self, method: str, submission_id: str) -> Any:
         """Returns the answer about a job; None if Ray knows none of that id."""
@@ -258,15 +267,6 @@ def _client(url: str) -> Any:
             raise _Answer(response.status_code, response.text)
 
     return JobClient()
-
-
-def _as_job(found: Any) -> RayJob:
-    return RayJob(
-        found.submission_id,
-        JobState(str(found.status)),
-        _last_line(found.message or ""),
-        found.metadata or {},
-    )
 
 
 def _first_line(text: str) -> str:

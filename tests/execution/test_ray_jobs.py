@@ -178,6 +178,7 @@ class Dashboard(HTTPServer):
     status, text = 200, "{}"
 
     def __init__(self) -> None:
+        self.texts: dict[str, str] = {}  # Answers of their own, by the path's beginning
         self.calls: list[str] = []
         super().__init__(("127.0.0.1", 0), _Answers)
 
@@ -198,7 +199,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(version))
         else:
             self.server.calls.append(self.path)
-            self._answer(self.server.status, self.server.text)
+            own = (text for path, text in self.server.texts.items() if self.path.startswith(path))
+            self._answer(self.server.status, next(own, self.server.text))
 
     do_POST = do_GET
 
@@ -265,6 +267,27 @@ def test_a_thousand_jobs_are_one_call(dashboard: Dashboard) -> None:
     jobs = DashboardRayJobs(dashboard.url)
     assert list(jobs.known([*names, "lost"])) == names
     assert dashboard.calls == ["/api/jobs/"]
+
+
+def test_a_job_of_a_lost_node_has_failed_whatever_a_new_head_still_says_of_it(dashboard: Dashboard) -> None:
+    """With its state kept elsewhere, a head shows the jobs of the one before it as running."""
+    node = {"node_ip": "127.0.0.1", "node_name": "", "is_head_node": True, "resources_total": {}}
+    job = {"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "true", "submission_id": "x"}
+    dashboard.texts = {
+        "/api/v0/nodes": json.dumps(
+            {"data": {"result": {"result": [
+                {**node, "node_id": "old", "state": "DEAD"}, {**node, "node_id": "new", "state": "ALIVE"},
+            ]}}}
+        ),
+        "/api/jobs/": json.dumps({**job, "driver_node_id": "old"}),
+    }  # fmt: skip
+    jobs = DashboardRayJobs(dashboard.url)
+    assert (found := jobs.status("x")) is not None and found.state is JobState.running
+    assert jobs.cluster(0.0).reachable
+    assert (found := jobs.status("x")) is not None
+    assert (found.state, found.message) == (JobState.failed, "its node was lost")
+    dashboard.texts["/api/jobs/"] = json.dumps({**job, "driver_node_id": "new"})
+    assert (found := jobs.status("x")) is not None and found.state is JobState.running
 
 
 def test_a_list_that_ray_cannot_give_tells_nothing_about_jobs(dashboard: Dashboard) -> None:
