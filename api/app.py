@@ -37,6 +37,7 @@ from service.store import Store
 
 def create_app(settings: Settings) -> FastAPI:
     """Returns the application over the store that the settings name; migrations must be current."""
+    settings.check_declared()
     store = Store.open(settings)
     registry = CollectorRegistry()
 
@@ -54,7 +55,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.queue = Queue(store)
     app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
-    settings.sites()  # A mistake there is found now.
     app.state.checks = Checks()
     app.state.bounded = BoundedProcess()
     app.state.closed = settings.asks_who()

@@ -89,9 +89,10 @@ class Head:
 
     Args:
         folder: for its logs and sockets; short, because a socket's path is limited.
+        options: of `ray start`, besides.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         port, dashboard_port, client_port = free_ports(3)
         self.address, self.dashboard_url = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
         self.token = secrets.token_hex(32)
@@ -109,6 +110,7 @@ class Head:
             *("--ray-client-server-port", str(client_port), "--dashboard-agent-listen-port", "0"),
             *("--min-worker-port", "0", "--max-worker-port", "0"),
             *("--object-store-memory", str(100 * 2**20), "--temp-dir", str(folder), "--disable-usage-stats"),
+            *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._folder, self._log = folder, folder.with_name("head.log")

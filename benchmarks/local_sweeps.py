@@ -135,6 +135,7 @@ def start_node(
     environment = {
         **os.environ,
         "RAY_raylet_start_wait_time_s": "180",  # A busy machine needs more than the 30 s that Ray gives it.
+        "RAY_raylet_liveness_self_check_interval_ms": "5000",  # As docs/operations.md recommends.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "120",
     }
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)

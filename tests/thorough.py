@@ -33,6 +33,7 @@ KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "execution/test_fair_shares.py": {
         "test_a_persons_urgent_run_comes_before_the_next_of_their_sweep": (),
+        "test_a_second_user_gets_one_of_two_nodes_and_the_first_sees_for_whom": (),
     },
     "execution/test_leaving_nodes.py": {
         "test_a_group_saves_and_shrinks_when_one_of_its_nodes_is_told_to_end": (),

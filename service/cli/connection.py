@@ -49,6 +49,16 @@ def read_settings(**options: str | None) -> Settings:
         raise Failure(lines, ExitCode.usage) from None
 
 
+def checked_settings(**options: str | None) -> Settings:
+    """Reads the settings, and the files in `data_dir` that belong to them."""
+    settings = read_settings(**options)
+    try:
+        settings.check_declared()
+    except ValueError as error:
+        raise Failure(str(error), ExitCode.usage) from None
+    return settings
+
+
 def shown_database(settings: Settings) -> str:
     from sqlalchemy.engine import make_url
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.connection import CommandGroup, read_settings
+from service.cli.connection import CommandGroup, checked_settings, read_settings
 from service.cli.terminal import Answer, ExitCode, Failure, argument, console, option, print_table, say
 from service.specs.first_draft import SKIPPED_SHOWN, data_document, path_in_spec, starting_spec
 
@@ -59,12 +59,11 @@ def inspected(path: Path, tokenizer: Path | None = None) -> DataContents:
 
 def _problems_of(text: str) -> list[str]:
     """Returns what `stillhouse validate` would refuse in a spec."""
-    from service.cli.specs import read_catalogue
     from service.config.document import SpecError
     from service.scheduling.admission import checked_plans, read_spec
 
-    settings = read_settings()
-    catalogue = read_catalogue(settings)
+    settings = checked_settings()
+    catalogue = settings.catalogue()
     try:
         checked_plans(read_spec(text.encode(), catalogue), settings.roots, catalogue, find_run=None)
     except SpecError as error:

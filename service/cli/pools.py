@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from service.cli.connection import CommandGroup, read_settings
+from service.cli.connection import CommandGroup, checked_settings
 from service.cli.terminal import Answer, ExitCode, Failure, argument, option
 
 pool = CommandGroup(no_args_is_help=True, help="Add nodes of Slurm to a pool, and drain nodes.")
@@ -79,7 +79,7 @@ def slurm(
     from service.config.hardware import lookup
     from service.manifests import slurm_script
 
-    settings = read_settings(pool=name)
+    settings = checked_settings(pool=name)
     try:
         device = lookup(hardware, settings.catalogue())
     except ValueError as error:

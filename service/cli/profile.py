@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service.cli.connection import connected, read_settings, run_id
-from service.cli.specs import read_catalogue, spec_errors, spec_text
+from service.cli.connection import checked_settings, connected, run_id
+from service.cli.specs import spec_errors, spec_text
 from service.cli.terminal import Answer, ExitCode, Failure, argument, console, note, option, print_table
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def profile(
 
     if on_cluster and estimate:
         raise Failure("--estimate measures nothing; give --estimate or --on-cluster", ExitCode.usage)
-    settings = read_settings()
-    catalogue = read_catalogue(settings)
+    settings = checked_settings()
+    catalogue = settings.catalogue()
     spec, seed = _chosen(target, assignments or [], settings, catalogue)
     config = _config(spec, seed, settings, catalogue)
     hardware = lookup(spec.hardware, catalogue)

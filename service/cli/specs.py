@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.connection import Client, Target, read_settings
+from service.cli.connection import Client, Target, checked_settings
 from service.cli.terminal import Answer, ExitCode, Failure, Json, note, option, print_json
 from service.domain.states import RunState
 
 if TYPE_CHECKING:
-    from service.config.hardware import Hardware
-    from service.config.settings import Settings
     from service.planner.preview import Preview
     from service.specs.experiment import ExperimentSpec
 
@@ -52,8 +50,8 @@ def validate(file: File, assignments: Set = None) -> Answer:
 
     text = spec_text(file, assignments or [])
     if (document := study_document(text)) is not None:
-        settings = read_settings()
-        catalogue = read_catalogue(settings)
+        settings = checked_settings()
+        catalogue = settings.catalogue()
         with spec_errors(str(file)):
             study = parse_study(document, catalogue)
             for name, (_, spec) in study.outlines.items():
@@ -73,8 +71,8 @@ def checked(source: str, text: bytes) -> ExperimentSpec:
     """Returns a spec whose every field, path, row and grid point a submission would accept."""
     from service.scheduling.admission import checked_plans, read_spec
 
-    settings = read_settings()
-    catalogue = read_catalogue(settings)
+    settings = checked_settings()
+    catalogue = settings.catalogue()
     with spec_errors(source):
         spec = read_spec(text, catalogue)
         checked_plans(spec, settings.roots, catalogue, find_run=None)
@@ -249,13 +247,6 @@ def spec_errors(source: str) -> Iterator[None]:
         yield
     except SpecError as error:
         raise Failure([f"{source}: {line}" for line in error.lines()], ExitCode.usage) from None
-
-
-def read_catalogue(settings: Settings) -> Mapping[str, Hardware]:
-    try:
-        return settings.catalogue()
-    except ValueError as error:
-        raise Failure(" ".join(str(error).split()), ExitCode.usage) from None
 
 
 def _replace_axes(document: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:

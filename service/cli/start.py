@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from service.cli.connection import client_errors, read_settings, shown_database, store_errors
+from service.cli.connection import (
+    checked_settings,
+    client_errors,
+    read_settings,
+    shown_database,
+    store_errors,
+)
 from service.cli.terminal import Answer, ExitCode, Failure, Json, console, note, option, print_json, say
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ def up(
     """
     from service.local.local_service import LocalService, ServiceStartError
 
-    settings = read_settings()
+    settings = checked_settings()
     service = LocalService(settings, num_cpus=cpus, report=note)
     with _StopRequests() as stop:
         try:
@@ -77,7 +83,7 @@ def up(
 
 def api(end_with_parent: EndWithParent = False) -> None:
     """Serve only the API; the database must be migrated (`stillhouse db upgrade`)."""
-    read_settings()
+    checked_settings()
     # The API is a layer above this one: it is started, not imported.
     more = ["--end-with-parent"] if end_with_parent else []
     os.execv(sys.executable, [sys.executable, "-P", "-m", "api", *more])
@@ -94,7 +100,9 @@ def scheduler(
     ),
 ) -> None:
     """Run only a scheduler, of one pool; several of a pool share its work by leases."""
-    settings = read_settings(pool=pool, ray_dashboard_url=ray_address)
+    # A mistake in a file that a living scheduler has already read does not make it unhealthy.
+    read = read_settings if check else checked_settings
+    settings = read(pool=pool, ray_dashboard_url=ray_address)
     if check:
         _check_scheduler(settings)
         return

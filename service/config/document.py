@@ -7,15 +7,17 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import yaml
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
+from service.config.suggestions import nearest
 from service.domain.serialization import Serializable
 
+T = TypeVar("T")
 _Collection: TypeAlias = dict[str, JsonValue] | list[JsonValue]
 
 _TAG = "tag:yaml.org,2002:"
@@ -260,6 +262,54 @@ def first_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 def refusal(kind: str, message: str) -> SpecError:
     return SpecError([Problem(kind, "", message)])
+
+
+def validated(form: type[T], document: Mapping[str, Any], patterns: Mapping[str, str] = {}) -> T:
+    """Returns a document in its form; raises a `SpecError`, unknown keys first: they may be misspelt.
+
+    `patterns` has, by pattern, what is said of a text that does not match it.
+    """
+    try:
+        return TypeAdapter(form).validate_python(document)
+    except ValidationError as error:
+        problems = (_problem(entry, form, document, patterns) for entry in error.errors(include_url=False))
+        raise SpecError(sorted(problems, key=lambda problem: problem.type != "unknown-key")) from None
+
+
+def _problem(entry: Any, form: Any, document: Mapping[str, Any], patterns: Mapping[str, str]) -> Problem:
+    location = [str(part) for part in entry["loc"] if part != "[key]"]
+    path = document_path(location, document)
+    if (pattern := entry.get("ctx", {}).get("pattern")) in patterns:
+        return Problem("invalid-value", path, f"{entry['input']!r:.80} {patterns[pattern]}")
+    if entry["type"] != "extra_forbidden":
+        return Problem("invalid-value", path, error_words(entry))
+    section = next(models_of(form))
+    for part in location[:-1]:
+        if part in section.model_fields:
+            section = next(models_of(section.model_fields[part].annotation), section)
+    return Problem("unknown-key", path, f"unknown key; {nearest(location[-1], section.model_fields)}")
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from models_of(part)
+
+
+def document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
+    """Returns the part of pydantic's location that exists in the document: union branches are dropped."""
+    path: list[str] = []
+    value: object = document
+    for position, part in enumerate(location):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdigit():
+            value = value[int(part)] if int(part) < len(value) else None
+        elif position != len(location) - 1 or not isinstance(value, Mapping):
+            continue
+        path.append(part)
+    return ".".join(path)
 
 
 def parse(text: bytes) -> dict[str, JsonValue]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.config.document import parse, shortened
+from service.config.document import parse, shortened, validated
 from service.config.suggestions import nearest
 from trainers.config import DevicePricing, DeviceRates, Precision
 from trainers.device_kinds import DEVICE_KINDS
@@ -179,6 +179,25 @@ CATALOGUE: Mapping[str, Hardware] = {
     for name, entry in parse(Path(__file__).with_name("hardware.yaml").read_bytes()).items()
     if isinstance(entry, dict) and str(entry["device"]) in DEVICE_KINDS  # a kind's package may be deleted
 }
+
+
+def with_own(entries: Mapping[str, Any]) -> Mapping[str, Hardware]:
+    """Returns the catalogue with own entries merged over it; or raises a `SpecError`."""
+    if not entries:
+        return CATALOGUE
+    named = {
+        name: {"name": name, "aliases": CATALOGUE[name].aliases if name in CATALOGUE else (), **entry}
+        if isinstance(entry, dict)
+        else entry
+        for name, entry in entries.items()
+    }
+    own = validated(dict[str, Hardware], named)
+    merged = {**CATALOGUE, **own}
+    for name, hardware in merged.items():
+        if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
+            names = tuple(alias for alias in hardware.aliases if alias not in own)
+            merged[name] = hardware.model_copy(update={"aliases": names})
+    return merged
 
 
 def written(hardware: object) -> object:

@@ -5,19 +5,18 @@ Every variable begins with `STILLHOUSE_`; `docs/operations.md` lists them.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, TypeAdapter, ValidationError, field_validator
+from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.config.document import SpecError, error_words, parse
-from service.config.hardware import CATALOGUE, Hardware, NodeGroup, lookup
+from service.config.document import SpecError, parse, validated
+from service.config.hardware import Hardware, NodeGroup, lookup, with_own
 from service.config.hosts import AllowedHosts
-from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
 from trainers import extensions
 from trainers.config import Site
@@ -25,6 +24,7 @@ from trainers.data import storage
 
 T = TypeVar("T")
 
+DECLARED = ("hardware.yaml", "pools.yaml", "sites.yaml")  # Files in `data_dir` that people write
 EXAMPLE_DATA = "examples"  # Folder in `data_dir` with what examples read; the last of the data roots
 
 
@@ -222,58 +222,56 @@ class Settings(BaseSettings):
         return (*roots, examples) if kind == "data" and examples.is_dir() and examples not in roots else roots
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it.
-
-        A `ValueError` names the entry and what is wrong with it.
-        """
-        path = self.data_dir / "hardware.yaml"
-        if not path.exists():
-            return CATALOGUE
-        own: dict[str, Hardware] = {}
-        try:
-            for name, entry in parse(path.read_bytes()).items():
-                aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
-                own[name] = Hardware.model_validate(
-                    {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
-                )
-        except SpecError as error:
-            raise ValueError(f"{path}: {error}") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, (name, *first["loc"])))
-            raise ValueError(f"{path}: {field}: {error_words(first)}") from None
-        merged = {**CATALOGUE, **own}
-        for name, hardware in merged.items():
-            if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
-                names = tuple(alias for alias in hardware.aliases if alias not in own)
-                merged[name] = hardware.model_copy(update={"aliases": names})
-        return merged
+        """Returns the catalogue with the entries of `<data_dir>/hardware.yaml` merged over it."""
+        return self._declared("hardware.yaml", with_own)
 
     def sites(self) -> Mapping[str, Site]:
-        """Returns the sites of `<data_dir>/sites.yaml` by pool; a `ValueError` names the wrong one."""
+        """Returns the sites of `<data_dir>/sites.yaml` by pool."""
 
-        def with_table(entry: Any) -> Any:
-            if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
-                return {**entry, "carbon_kg_per_kwh": _by_hour(self.data_dir / table)}
-            return entry
+        def read(document: Mapping[str, Any]) -> Mapping[str, Site]:
+            for entry in document.values():
+                if isinstance(entry, dict) and isinstance(table := entry.get("carbon_kg_per_kwh"), str):
+                    entry["carbon_kg_per_kwh"] = _by_hour(self.data_dir / table)
+            return validated(dict[str, Site], document)
 
-        return _declared(self.data_dir / "sites.yaml", dict[str, Site], Site.model_fields, 2, with_table)
+        return self._declared("sites.yaml", read)
 
     def node_groups(self) -> Mapping[str, Mapping[str, NodeGroup]]:
         """Returns the nodes that can come, by pool and name, as `<data_dir>/pools.yaml` declares them."""
-        path = self.data_dir / "pools.yaml"
-        pools = _declared(path, dict[str, dict[str, NodeGroup]], NodeGroup.model_fields, 3)
-        catalogue = self.catalogue() if pools else {}
-        for pool, groups in pools.items():
-            for name, group in groups.items():
-                try:
-                    lookup(group.hardware, catalogue)
-                except ValueError as error:
-                    raise ValueError(f"{path}: {pool}.{name}.hardware: {error}") from None
-        return pools
+        catalogue = self.catalogue()
+
+        def read(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, NodeGroup]]:
+            pools = validated(dict[str, dict[str, NodeGroup]], document)
+            for pool, groups in pools.items():
+                for name, group in groups.items():
+                    try:
+                        lookup(group.hardware, catalogue)
+                    except ValueError as error:
+                        raise ValueError(f"{pool}.{name}.hardware: {error}") from None
+            return pools
+
+        return self._declared("pools.yaml", read)
+
+    def _declared(self, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+        """Returns what a file of `data_dir` declares; the `ValueError` of a mistake names the file."""
+        path = self.data_dir / name
+        try:
+            return read(parse(path.read_bytes()) if path.exists() else {})
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}; make it a file that this user can read") from None
+        except SpecError as error:
+            raise ValueError(f"{path}: {error.problems[0]}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def site(self, pool: str) -> Site:
         return self.sites().get(pool, Site())
+
+    def check_declared(self) -> None:
+        """Reads all that is declared in `data_dir`; a `ValueError` is one line: file, field and fix."""
+        self.catalogue()
+        self.node_groups()
+        self.sites()
 
 
 def _places(text: str) -> tuple[storage.Place, ...]:
@@ -281,27 +279,6 @@ def _places(text: str) -> tuple[storage.Place, ...]:
         raise ValueError("give URLs without credentials; those come from the environment")
     places = (storage.place(part) for part in re.split(f"{os.pathsep}(?!//)", text) if part)
     return tuple(place.resolve() if isinstance(place, Path) else place for place in places)
-
-
-def _declared(
-    path: Path,
-    form: type[T],
-    names: Iterable[str],
-    depth: int,
-    read: Callable[[Any], Any] = lambda entry: entry,
-) -> T:
-    """Returns a file by pool, or what an empty one is; a `ValueError` names the field, `depth` names down."""
-    try:
-        document = parse(path.read_bytes()) if path.exists() else {}
-        return TypeAdapter(form).validate_python({pool: read(entry) for pool, entry in document.items()})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        problem = error_words(first)
-        if first["type"] == "extra_forbidden":
-            problem = f"unknown key; {nearest(str(first['loc'][-1]), names)}"
-        raise ValueError(f"{path}: {'.'.join(map(str, first['loc'][:depth]))}: {problem}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _by_hour(path: Path) -> list[JsonValue]:

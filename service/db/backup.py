@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from service.config.settings import Settings
+from service.config.settings import DECLARED, Settings
 from service.db import migrate, postgresql, schema, sqlite
 from service.db.clock import database_time
 from service.db.engine import Database
@@ -40,7 +40,6 @@ from trainers.data.storage import DRAFT, MANIFEST, Place
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _DUMP = "database"
-_DECLARED = ("hardware.yaml", "pools.yaml", "sites.yaml")
 _TRANSIENT = ("ray", "spool")  # Folders of an experiment that belong to its running processes
 _CHUNK_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 30  # How long PostgreSQL's tools wait for tables that others hold locked
@@ -177,7 +176,7 @@ def _restore_alone(
 
 def _files(settings: Settings, *, checkpoints: bool) -> Iterator[tuple[str, Path]]:
     """Names in the archive and places of files; the manifest of a checkpoint follows its other files."""
-    for name in _DECLARED:
+    for name in DECLARED:
         if (declared := settings.data_dir / name).is_file():
             yield name, declared
     if not checkpoints:
@@ -272,7 +271,7 @@ def _unpack(file: Path, folder: Path) -> Backup:
 
 def _inside(file: Path, name: str) -> Path:
     path = PurePosixPath(name)
-    known = path.parts[:1] in ((_DUMP,), (EXPERIMENTS,), *((name,) for name in _DECLARED))
+    known = path.parts[:1] in ((_DUMP,), (EXPERIMENTS,), *((name,) for name in DECLARED))
     if not known or ".." in path.parts:
         raise BackupError(f"{file} holds '{name}', which no backup has")
     return Path(*path.parts)
@@ -318,7 +317,7 @@ def _place_files(settings: Settings, database: Database, staging: Path, *, check
     """Moves restored files into place, and aside what the restored database does not know."""
     aside = settings.data_dir / time.strftime("set-aside-%Y%m%d-%H%M%S")
     root = experiments_folder(settings)
-    for name in filter(lambda name: (staging / name).is_file(), _DECLARED):
+    for name in filter(lambda name: (staging / name).is_file(), DECLARED):
         declared = settings.data_dir / name
         if declared.exists() and declared.read_bytes() != (staging / name).read_bytes():
             _move(declared, aside / name)

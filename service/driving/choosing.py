@@ -29,6 +29,7 @@ from trainers.errors import FailureClass
 _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
 """Failures caused by the configuration."""
 LIST_EVERY_S = 5.0  # How often the list of queued runs is read again: people may have queued some again
+NODES_RETURN_S = 600.0  # How long nodes may take to come back after a driver was lost, perhaps with its head
 
 
 @dataclass(slots=True)
@@ -262,6 +263,7 @@ class RunChooser:
         self._queued = QueuedRuns(context, live, self._decides)
         self._relist = True
         self._noted: set[str] = set()
+        self._patient_until_s = context.store.monotonic() + (NODES_RETURN_S if context.attempt > 1 else 0.0)
 
     @property
     def has_queued(self) -> bool:
@@ -383,13 +385,15 @@ class RunChooser:
         """Whether runs that the cluster cannot hold wait for nodes instead of failing."""
         spec = self._room.spec_of(group.sample)
         waits = spec.queue.wait_for_capacity or spec.parallel.min_workers is not None
-        return waits or "hardware" in varied_fields(group.sample.point) or group.started
+        nodes_return = self._context.store.monotonic() < self._patient_until_s
+        return waits or nodes_return or "hardware" in varied_fields(group.sample.point) or group.started
 
     def _cannot_run(self, group: RunGroup, missing: str) -> None:
         """Notes what is missing, and fails the runs unless they wait for nodes.
 
         If hardware is an axis, cells whose hardware is absent wait while the others continue. An elastic run,
-        and one that had room once, waits for nodes that have gone or for others.
+        and one that had room once, waits for nodes that have gone or for others; after a lost driver, all do
+        for a while.
         """
         if self._waits(group):
             if missing not in self._noted:

@@ -21,7 +21,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from service.config.settings import Settings
+from service.config.settings import DECLARED, Settings
 from trainers.optimizers import OPTIMIZERS
 
 _LEAST_FREE_GIB = 2.0
@@ -53,8 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     checks: tuple[tuple[str, Callable[[Settings], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("folders", _folders),
-        ("hardware.yaml", _catalogue),
-        ("pools.yaml and sites.yaml", _pools),
+        ("declared files", _declared),
         ("database", _database),
         ("compiler", _compiler),
         ("torch", _torch),
@@ -118,17 +117,11 @@ def _folder(subject: str, folder: Path, variable: str, content: str) -> Finding:
     return _ok(subject, f"{folder}: writable, {free_gib:.0f} GiB free")
 
 
-def _catalogue(settings: Settings) -> Iterator[Finding]:
-    path = settings.data_dir / "hardware.yaml"
-    if path.exists():
-        yield _ok("hardware.yaml", f"{len(settings.catalogue())} entries, including those of {path}")
-
-
-def _pools(settings: Settings) -> Iterator[Finding]:
-    if pools := settings.node_groups():
-        yield _ok("pools.yaml", f"nodes that can come to the pools {', '.join(pools)}")
-    if sites := settings.sites():
-        yield _ok("sites.yaml", f"sites of the pools {', '.join(sites)}")
+def _declared(settings: Settings) -> Iterator[Finding]:
+    settings.check_declared()
+    for name in DECLARED:
+        if (path := settings.data_dir / name).exists():
+            yield _ok(name, f"{path}: valid")
 
 
 def _database(settings: Settings) -> Iterator[Finding]:

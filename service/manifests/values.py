@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from service.config.document import Problem, SpecError, error_words, parse
-from service.config.hardware import CATALOGUE, Hardware, Market, lookup
+from service.config.document import SpecError, parse, validated
+from service.config.hardware import Hardware, Market, lookup, with_own
 from service.config.settings import Settings
 from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL
@@ -19,10 +18,12 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$"
 _OBJECT = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 _QUANTITY = r"^\d+(\.\d+)?(m|[kMGTP]|[KMGTP]i)?$"
 _IMAGE = r"^[a-z0-9][^\s]{0,254}$"
+_ADDRESS = r"^[a-z0-9.-]{1,253}:\d{1,5}$"
 _FORMS = {
     _NAME: "is not a name here; use at most 20 of a-z, 0-9 and -",  # KubeRay appends to it
     _OBJECT: "is not a name in Kubernetes; use at most 63 of a-z, 0-9, . and -",
     _QUANTITY: "is not a quantity; use one such as 500m, 4 or 8Gi",
+    _ADDRESS: "is not an address; use one such as redis.example.com:6379",
     _IMAGE: "is not an image; use one such as registry.example.com/stillhouse:cuda13",
 }
 Name = Annotated[str, Field(pattern=_NAME)]
@@ -84,6 +85,8 @@ class HeadValues(Section):
     spool: Quantity = "5Gi"
     """Disk for points that wait for the database."""
     storage_class: Object | None = None
+    redis: str | None = Field(default=None, pattern=_ADDRESS)
+    """Redis that keeps what Ray's GCS knows, so that nodes survive the head; unset = none."""
     node_selector: dict[str, str] = Field(default_factory=dict)
 
 
@@ -242,15 +245,10 @@ class Values(Section):
         return {"hardware.yaml": self.hardware, "pools.yaml": pools}
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        own = {}
-        for name, entry in self.hardware.items():
-            try:
-                own[name] = Hardware.model_validate({"name": name, **entry})
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                field = ".".join(map(str, ("hardware", name, *first["loc"])))
-                raise ValueError(f"{field}: {error_words(first)}") from None
-        return {**CATALOGUE, **own}
+        try:
+            return with_own(self.hardware)
+        except SpecError as error:
+            raise ValueError(f"hardware.{error.problems[0]}") from None
 
 
 def _amount(quantity: str) -> float:
@@ -265,35 +263,4 @@ def _amount(quantity: str) -> float:
 
 def read(text: bytes) -> Values:
     """Returns the values of a YAML file; raises a `SpecError` with one line per problem."""
-    try:
-        return Values.model_validate(parse(text))
-    except ValidationError as error:
-        raise SpecError(map(_problem, error.errors(include_url=False))) from None
-
-
-def _problem(entry: Any) -> Problem:
-    path = [str(part) for part in entry["loc"] if part != "[key]"]
-    if entry["type"] == "extra_forbidden":
-        hint = nearest(path[-1], _section(path[:-1]).model_fields)
-        return Problem("unknown-key", ".".join(path), f"unknown key; {hint}")
-    if entry["type"] == "string_pattern_mismatch":
-        return Problem(
-            "invalid-value", ".".join(path), f"{entry['input']!r:.80} {_FORMS[entry['ctx']['pattern']]}"
-        )
-    return Problem("invalid-value", ".".join(path), error_words(entry))
-
-
-def _section(path: list[str]) -> type[BaseModel]:
-    """Returns the section at a place of the document."""
-    found: type[BaseModel] = Values
-    for part in path:
-        if part in found.model_fields:
-            found = next(_models(found.model_fields[part].annotation), found)
-    return found
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for part in typing.get_args(annotation):
-        yield from _models(part)
+    return validated(Values, parse(text), _FORMS)

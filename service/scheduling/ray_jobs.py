@@ -76,6 +76,7 @@ class DashboardRayJobs:
         self._client: Any = None
         self._gcs: Any = None
         self._gcs_away_s = float("-inf")
+        self._lost: frozenset[str] = frozenset()  # Ray's ids of nodes that have gone
 
     def submit(self, submission_id: str, entrypoint: str, *, metadata: Mapping[str, str]) -> None:
         """Starts a job; does nothing when that id is already known, whatever became of it.
@@ -110,7 +111,7 @@ class DashboardRayJobs:
     def status(self, submission_id: str) -> RayJob | None:
         """Returns None if Ray knows no job of that id."""
         found = self._ask("get_job_info", submission_id)
-        return None if found is None else _as_job(found)
+        return None if found is None else self._as_job(found)
 
     def known(self, submission_ids: Sequence[str]) -> dict[str, RayJob]:
         """Returns those of the jobs that Ray knows, by id."""
@@ -123,7 +124,7 @@ class DashboardRayJobs:
         except _Answer as answer:
             raise answer.unavailable() from None
         wanted = set(submission_ids)
-        return {job.submission_id: _as_job(job) for job in details if job.submission_id in wanted}
+        return {job.submission_id: self._as_job(job) for job in details if job.submission_id in wanted}
 
     def stop(self, submission_id: str) -> None:
         """Asks a job to end; does nothing when it has ended or is not known."""
@@ -137,11 +138,11 @@ class DashboardRayJobs:
         """Returns what the cluster has; `reachable` is False when Ray does not answer (raises nothing)."""
         try:
             nodes = self._get("/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
-            usage = _usage(self._get("/api/cluster_status"))
-            drains = self._drain_notices(nodes)
         except (RayUnreachable, _Answer) as error:
             logger.warning("the cluster cannot be inspected: %s", error)
             return ClusterSnapshot(at_s, False, self.dashboard_url, ())
+        free, drains = self._free_and_draining(nodes)
+        self._lost = frozenset(node["node_id"] for node in nodes if node["state"] == "DEAD")
         return ClusterSnapshot(
             at_s,
             True,
@@ -153,8 +154,8 @@ class DashboardRayJobs:
                     alive=node["state"] == "ALIVE",
                     resources=node["resources_total"] or {},
                     available={
-                        name: amount - usage.get(node["node_id"], {}).get(name, 0.0)
-                        for name, amount in (node["resources_total"] or {}).items()
+                        name: free[node["node_id"]].get(name, 0.0)
+                        for name in (node["resources_total"] if node["node_id"] in free else ())
                     },
                     labels=node.get("labels") or {},
                     draining=node["node_id"] in drains,
@@ -165,35 +166,51 @@ class DashboardRayJobs:
             ),
         )
 
-    def _drain_notices(self, nodes: Sequence[Mapping[str, Any]]) -> Mapping[str, float | None]:
-        """Returns when nodes that are draining go, in Unix seconds by Ray's id; None = no deadline is set.
+    def _free_and_draining(
+        self, nodes: Sequence[Mapping[str, Any]]
+    ) -> tuple[Mapping[str, Mapping[str, float]], Mapping[str, float | None]]:
+        """Returns what is free of each node, and when draining nodes go: Unix seconds, None = no deadline.
 
-        The dashboard does not show them, so the head's GCS is asked; not by Ray's own client, which ends its
+        Both are by Ray's id of the node, and empty when they are not known. The dashboard shows neither under
+        both versions of Ray's autoscaler, so the head's GCS is asked; not by Ray's own client, which ends its
         process when the GCS is away.
         """
         import grpc
         from ray._private.grpc_utils import init_grpc_channel
-        from ray.core.generated.gcs_service_pb2 import GetDrainingNodesRequest
+        from ray.core.generated import gcs_service_pb2 as messages
         from ray.core.generated.gcs_service_pb2_grpc import NodeResourceInfoGcsServiceStub
 
         if time.monotonic() - self._gcs_away_s < _GCS_AGAIN_S:
-            return {}
+            return {}, {}
         head = next((node["node_ip"] for node in nodes if node["is_head_node"]), "127.0.0.1")
         address = os.environ.get("RAY_ADDRESS") or f"{head}:{_GCS_PORT}"
         try:
             if self._gcs is None:
                 self._gcs = NodeResourceInfoGcsServiceStub(init_grpc_channel(address))
-            answer = self._gcs.GetDrainingNodes(GetDrainingNodesRequest(), timeout=_GCS_TIMEOUT_S)
+            free = self._gcs.GetAllAvailableResources(
+                messages.GetAllAvailableResourcesRequest(), timeout=_GCS_TIMEOUT_S
+            )
+            draining = self._gcs.GetDrainingNodes(messages.GetDrainingNodesRequest(), timeout=_GCS_TIMEOUT_S)
         except grpc.RpcError as error:
             self._gcs, self._gcs_away_s = None, time.monotonic()
             logger.warning(
-                "cannot ask Ray at %s which nodes drain (set RAY_ADDRESS): %s", address, error.code()
+                "cannot ask Ray at %s what is free and which nodes drain (set RAY_ADDRESS): %s",
+                address,
+                error.code(),
             )
-            return {}
-        return {
+            return {}, {}
+        drains = {
             node.node_id.hex(): at_ms / 1e3 if (at_ms := node.draining_deadline_timestamp_ms) else None
-            for node in answer.draining_nodes
+            for node in draining.draining_nodes
         }
+        return {node.node_id.hex(): node.resources_available for node in free.resources_list}, drains
+
+    def _as_job(self, found: Any) -> RayJob:
+        state, message = JobState(str(found.status)), _last_line(found.message or "")
+        if not state.ended and found.driver_node_id in self._lost:
+            # A head that keeps its state looks after the jobs of the one before it only once it gets another.
+            state, message = JobState.failed, "its node was lost"
+        return RayJob(found.submission_id, state, message, found.metadata or {})
 
     def _ask(self, method: str, submission_id: str) -> Any:
         """Returns the answer about a job; None if Ray knows none of that id."""
@@ -261,26 +278,6 @@ def _client(url: str) -> Any:
             raise _Answer(response.status_code, response.text)
 
     return JobClient()
-
-
-def _as_job(found: Any) -> RayJob:
-    return RayJob(
-        found.submission_id,
-        JobState(str(found.status)),
-        _last_line(found.message or ""),
-        found.metadata or {},
-    )
-
-
-def _usage(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    """Returns used resources by node id, from the autoscaler's report; empty before its first report."""
-    report = (status.get("data") or {}).get("clusterStatus") or {}
-    load = report.get("loadMetricsReport") or {}
-    by_node = load.get("usageByNode") or {}
-    return {
-        node_id.removeprefix("node_"): {name: used for name, (used, _) in amounts.items()}
-        for node_id, amounts in by_node.items()
-    }
 
 
 def _first_line(text: str) -> str:

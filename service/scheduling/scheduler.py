@@ -45,9 +45,9 @@ from trainers.errors import FailureClass
 logger = logging.getLogger(__name__)
 
 PASS_EVERY_S = 0.5  # Pause between passes while all is well
-LONGEST_PAUSE_S = 15.0  # Pause between passes while Ray or the database is unavailable; reached by doubling
-LONGEST_WAIT_S = 60.0  # Longest pause before Ray, unavailable for one experiment, is asked about it again
-CLUSTER_EVERY_S = 5.0  # How often the cluster is looked at for the queue's reasons
+LONGEST_PAUSE_S = 5.0  # Pause between passes while Ray or the database is unavailable; reached by doubling
+LONGEST_WAIT_S = 15.0  # Longest pause before Ray, unavailable for one experiment, is asked about it again
+CLUSTER_EVERY_S = 5.0  # How often the cluster is looked at; in each pass while Ray is unavailable
 START_PATIENCE_S = 600.0  # How long Ray may take from a job's submission to its driver's first word
 FIGURES_EVERY_S = 5.0  # How often figures for `/metrics` are stored
 HOSTS = "stillhouse-drivers-"  # Begins the names of Ray jobs that carry the drivers of several experiments
@@ -132,7 +132,7 @@ class Scheduler:
         if now - self._heartbeat_s >= self._settings.lease_s / 6:
             self._queue.heartbeat(self.name, node=self._node, pid=os.getpid())
             self._heartbeat_s = now
-        if now - self._cluster_s >= CLUSTER_EVERY_S:
+        if self._cluster is None or now - self._cluster_s >= CLUSTER_EVERY_S:
             snapshot = self._starts.look(self._jobs.cluster(self._store.clock()))
             self._queue.put_cluster(snapshot)
             self._cluster_s, self._cluster = now, snapshot if snapshot.reachable else None

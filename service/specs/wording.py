@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, error_words, refusal
+from service.config.document import MAX_SUGGESTIONS, Problem, SpecError, document_path, error_words, refusal
 from service.config.suggestions import SCHEMA, all_of, did_you_mean, meant, nearest, spelt_like
 from service.search import SEARCHES, Search
 from service.search import protocol as searches
@@ -47,7 +47,7 @@ def _problems(entries: Iterable[Any], document: Mapping[str, object]) -> Iterato
             unknown += 1
             location = [str(part) for part in entry["loc"]]
             hint = _nearest_key(location) if unknown <= MAX_SUGGESTIONS else SCHEMA
-            yield Problem("unknown-key", _document_path(location, document), f"unknown key; {hint}")
+            yield Problem("unknown-key", document_path(location, document), f"unknown key; {hint}")
         elif entry["type"] != _FOLLOWS:
             yield _problem(entry, document)
 
@@ -55,7 +55,7 @@ def _problems(entries: Iterable[Any], document: Mapping[str, object]) -> Iterato
 def _problem(entry: Any, document: Mapping[str, object]) -> Problem:
     location = [str(part) for part in entry["loc"]]
     kind = entry["type"]
-    path = _document_path(location, document)
+    path = document_path(location, document)
     stable = _TYPES.get(kind, "out-of-range" if kind.startswith(_RANGE) else "wrong-type")
     if isinstance(entry.get("ctx", {}).get("error"), GridTooLarge):
         stable = "grid-too-large"
@@ -73,21 +73,6 @@ def _matching(text: str, pattern: str) -> str | None:
     """Returns a text like this one that matches the pattern of a name, if a simple change suffices."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:_LONGEST_NAME]).strip("._-")
     return next((name for name in (plain, plain.lower()) if re.fullmatch(pattern, name)), None)
-
-
-def _document_path(location: Sequence[str], document: Mapping[str, object]) -> str:
-    """Returns the part of pydantic's location that exists in the document: union branches are dropped."""
-    path: list[str] = []
-    value: object = document
-    for position, part in enumerate(location):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdigit():
-            value = value[int(part)] if int(part) < len(value) else None
-        elif position != len(location) - 1 or not isinstance(value, Mapping):
-            continue
-        path.append(part)
-    return ".".join(path)
 
 
 def nearest_axis(name: str, known: Iterable[str]) -> str:

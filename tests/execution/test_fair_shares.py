@@ -1,9 +1,10 @@
-"""People share two CPUs of a real Ray: three of them through REST, and one with two priorities."""
+"""People share two CPUs of a real Ray: three through REST, one with two priorities, and two on two nodes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,8 @@ from service.domain.states import ExperimentState, RunState
 from service.driving.driver import BEAT_S
 from service.planner.start_forecasts import StartForecasts
 from tests.api.conftest import running as served
-from tests.execution.cluster import Running
+from tests.execution.cluster import AddNode, Running, nodes_of
+from tests.execution.test_two_nodes import write_catalogue
 from trainers.errors import FailureClass
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -178,3 +180,47 @@ def test_a_persons_urgent_run_comes_before_the_next_of_their_sweep(running: Runn
     running.wait_until_training(later[0])
     running.store.requests.cancel(sweep.id)
     assert running.wait_until_ended(sweep) is ExperimentState.cancelled
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> None:
+    """Hardware that only nodes with its label have, before the scheduler reads the catalogue."""
+    write_catalogue(tmp_path, "pair")
+
+
+def test_a_second_user_gets_one_of_two_nodes_and_the_first_sees_for_whom(
+    pairs: None, running: Running, add_node: AddNode
+) -> None:
+    for address in ("127.0.0.2", "127.0.0.3"):
+        add_node("pair", address)
+    endless = {"hardware": "pair", "length": {"steps": 1_000_000}, "checkpoint": {"every_s": CHECKPOINT_S}}
+    first = running.submit(owner="ada", seeds=[0, 1], **endless)
+    runs = [run.id for run in running.runs(first)]
+    for run in runs:
+        running.wait_until_training(run, beyond_step=20)
+    places = {run: node_of(running, run) for run in runs}
+    assert set(places.values()) == nodes_of(running, "pair")
+
+    second = running.submit(owner="bob", **endless)
+    (guest,) = (run.id for run in running.runs(second))
+    running.wait_until_training(guest)
+    (stopped,) = preempted(running, first.id)
+    (stays,) = (run for run in runs if run != stopped.id)
+    assert node_of(running, guest) == places[stopped.id]
+    assert len(running.store.runs.attempts(stays)) == 1
+    for_whom = f"devices go to experiment {second.id} of bob"
+    (told,) = (each for each in running.store.experiments.events(first.id) if each.kind == "run.preempted")
+    assert told.run_id == stopped.id and for_whom in told.message
+
+    running.store.requests.cancel(second.id)
+    running.wait_until_training(stopped.id, beyond_step=stopped.checkpoint_step or 0)
+    assert stopped.checkpoint_step is not None
+    assert running.store.runs.attempts(stopped.id)[-1].resumed_from_step == stopped.checkpoint_step
+    running.store.requests.cancel(first.id)
+    assert running.wait_until_ended(first) is ExperimentState.cancelled
+
+
+def node_of(running: Running, run: int) -> str:
+    facts = running.store.runs.attempts(run)[-1].facts
+    assert facts is not None
+    return str(facts["ray_node_id"])

@@ -43,7 +43,7 @@ def storage_url() -> Iterator[str]:
 def test_workers_on_nodes_without_a_common_folder_resume_bitwise_on_another(
     running: Running, add_node: AddNode, kind: str
 ) -> None:
-    write_catalogue(running)
+    write_catalogue(running.settings.data_dir)
     own = with_own_folder(running.settings.data_dir)  # The node's cache is in it.
     add_node("T4", "127.0.0.2", within=own)
     other = add_node("T4", "127.0.0.3", within=own)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -66,8 +69,6 @@ def entrypoint(gate: Path) -> str:
 
 
 def wait_until(jobs: DashboardRayJobs, submission_id: str, state: JobState) -> None:
-    import time
-
     deadline = time.monotonic() + TIMEOUT_S
     while (job := jobs.status(submission_id)) is None or job.state is not state:
         assert time.monotonic() < deadline
@@ -126,6 +127,34 @@ def test_the_cluster_is_seen(jobs: DashboardRayJobs) -> None:
     assert snapshot.totals["CPU"] == 2.0
 
 
+RESERVE = """
+import pathlib, ray, time
+from ray.util.placement_group import placement_group
+ray.init()
+ray.get(placement_group([{"CPU": 1}]).ready())
+while not pathlib.Path("GATE").exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.ray
+def test_what_is_reserved_is_not_free(
+    local_ray: LocalRay, name: str, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = DashboardRayJobs(local_ray.dashboard_url)
+    jobs.submit(name, shlex.join([sys.executable, "-c", RESERVE.replace("GATE", str(gate))]), metadata={})
+    deadline = time.monotonic() + TIMEOUT_S
+    while (node := jobs.cluster(0.0).nodes[0]).devices != {"CPU": (2.0, 1.0)}:
+        assert time.monotonic() < deadline, (node, jobs.logs(name))
+        time.sleep(0.1)
+    assert not node.idle
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    (node,) = DashboardRayJobs(local_ray.dashboard_url).cluster(0.0).nodes
+    assert (node.available, node.devices) == ({}, {"CPU": (2.0, 2.0)}), "nothing is known without the GCS"
+    gate.touch()
+    wait_until_ended(jobs, name, TIMEOUT_S)
+
+
 def test_an_absent_ray_is_said_to_be_absent() -> None:
     for jobs in (FakeRayJobs(), DashboardRayJobs("http://127.0.0.1:9")):
         if isinstance(jobs, FakeRayJobs):
@@ -149,6 +178,7 @@ class Dashboard(HTTPServer):
     status, text = 200, "{}"
 
     def __init__(self) -> None:
+        self.texts: dict[str, str] = {}  # Answers of their own, by the path's beginning
         self.calls: list[str] = []
         super().__init__(("127.0.0.1", 0), _Answers)
 
@@ -169,7 +199,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(200, json.dumps(version))
         else:
             self.server.calls.append(self.path)
-            self._answer(self.server.status, self.server.text)
+            own = (text for path, text in self.server.texts.items() if self.path.startswith(path))
+            self._answer(self.server.status, next(own, self.server.text))
 
     do_POST = do_GET
 
@@ -236,6 +267,27 @@ def test_a_thousand_jobs_are_one_call(dashboard: Dashboard) -> None:
     jobs = DashboardRayJobs(dashboard.url)
     assert list(jobs.known([*names, "lost"])) == names
     assert dashboard.calls == ["/api/jobs/"]
+
+
+def test_a_job_of_a_lost_node_has_failed_whatever_a_new_head_still_says_of_it(dashboard: Dashboard) -> None:
+    """With its state kept elsewhere, a head shows the jobs of the one before it as running."""
+    node = {"node_ip": "127.0.0.1", "node_name": "", "is_head_node": True, "resources_total": {}}
+    job = {"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "true", "submission_id": "x"}
+    dashboard.texts = {
+        "/api/v0/nodes": json.dumps(
+            {"data": {"result": {"result": [
+                {**node, "node_id": "old", "state": "DEAD"}, {**node, "node_id": "new", "state": "ALIVE"},
+            ]}}}
+        ),
+        "/api/jobs/": json.dumps({**job, "driver_node_id": "old"}),
+    }  # fmt: skip
+    jobs = DashboardRayJobs(dashboard.url)
+    assert (found := jobs.status("x")) is not None and found.state is JobState.running
+    assert jobs.cluster(0.0).reachable
+    assert (found := jobs.status("x")) is not None
+    assert (found.state, found.message) == (JobState.failed, "its node was lost")
+    dashboard.texts["/api/jobs/"] = json.dumps({**job, "driver_node_id": "new"})
+    assert (found := jobs.status("x")) is not None and found.state is JobState.running
 
 
 def test_a_list_that_ray_cannot_give_tells_nothing_about_jobs(dashboard: Dashboard) -> None:

@@ -15,14 +15,14 @@ from trainers.errors import BadSpecError, FailureClass
 STEPS = 400
 
 
-def write_catalogue(running: Running) -> None:
+def write_catalogue(folder: Path, kind: str = "T4") -> None:
     catalogue = {
-        "T4": {
-            "device": "cpu", "labels": {"kind": "T4"}, "precisions": ["fp32"], "tdp_w": 100.0,
+        kind: {
+            "device": "cpu", "labels": {"kind": kind}, "precisions": ["fp32"], "tdp_w": 100.0,
             "price_usd_per_hour": 1.0, "price_date": "2026-01-01", "price_source": "a test",
         }
     }  # fmt: skip
-    (running.settings.data_dir / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
+    (folder / "hardware.yaml").write_text(yaml.safe_dump(catalogue))
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def write_catalogue(running: Running) -> None:
 def test_an_elastic_run_trains_over_two_nodes_and_goes_on_on_the_one_that_is_left(
     running: Running, add_node: AddNode
 ) -> None:
-    write_catalogue(running)
+    write_catalogue(running.settings.data_dir)
     add_node("T4", "127.0.0.2")
     other = add_node("T4", "127.0.0.3")
     experiment = running.submit(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from service.config.hardware import CATALOGUE
+from service.config.settings import Settings
 from service.domain.states import RunState
-from service.driving.choosing import LIST_EVERY_S, Wait
+from service.driving.choosing import LIST_EVERY_S, NODES_RETURN_S, Wait
 from service.driving.limits import TO_COME_EVERY_S
-from service.driving.sweep import ROOM_S
+from service.driving.sweep import ROOM_S, Sweep
+from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Ending
 from service.scheduling.cluster import ClusterSnapshot, NodesToCome
 from service.scheduling.queue import Queue
+from service.specs.experiment import ExperimentSpec
 from service.store import Store
 from tests.execution.conftest import Clock, Submit, placement
 from tests.execution.sweep.conftest import (
@@ -87,6 +92,41 @@ def test_a_run_whose_nodes_have_gone_waits_for_others(
     resources[:] = [dict(CPUS)]
     clock.forward(4)
     assert given(sweep).attempt == 2
+
+
+def test_after_a_lost_driver_runs_without_an_attempt_wait_for_nodes_that_come_back(
+    begin: Begin,
+    store: Store,
+    queue: Queue,
+    settings: Settings,
+    clock: Clock,
+    resources: list[dict[str, float]],
+    look: Callable[[], ClusterSnapshot],
+) -> None:
+    """A lost head takes all nodes along, and its drivers: the next one is there before the nodes are."""
+    first, experiment = begin(3)
+    complete(first, store, given(first))
+    resources.clear()
+    spec = ExperimentSpec.model_validate_json(store.experiments.spec(experiment.id)[1])
+
+    def lose_driver(attempt: int) -> Sweep:
+        store.drivers.release_experiment(experiment.id, attempt, delay_s=0.0)
+        queue.claim("s", lease_s=60)
+        store.drivers.started(experiment.id, attempt + 1, "node", 1)
+        return Sweep(SweepContext(store, settings, experiment.id, attempt + 1, spec, CATALOGUE), look)
+
+    second = lose_driver(1)
+    assert second.next_turn() is Wait.later
+    resources.append(dict(CPUS))
+    clock.forward(4)
+    complete(second, store, given(second))
+    resources.clear()
+    third = lose_driver(2)
+    assert third.next_turn() is Wait.later
+    clock.forward(NODES_RETURN_S)
+    assert third.next_turn() is Wait.over, "then it is not known that they ever come"
+    failed = [run.failure_class for run in store.runs.page(experiment_id=experiment.id).items]
+    assert failed == [None, None, FailureClass.bad_spec]
 
 
 def test_what_the_cluster_could_never_run_fails_with_the_reason(begin: Begin, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +76,64 @@ def test_a_service_that_is_not_there_is_one_line_and_code_5() -> None:
     assert "http://127.0.0.1:9" in result.stderr
     assert "stillhouse up" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+BROKEN_FILES = [
+    ("hardware.yaml", "box: {device: cpu, tdp: 5}", r"box\.tdp: unknown key; did you mean 'tdp_w'\?"),
+    ("hardware.yaml", "box: 5", r"box: 5: input should be a section of fields"),
+    ("hardware.yaml", "box: [", r"line 2: did not find expected .*; close each bracket.*"),
+    ("pools.yaml", "default: {a: {hardware: A100, cpus: 4, max: 0}}",
+     r"default\.a\.max: 0: input should be greater than or equal to 1"),
+    ("pools.yaml", "default: {a: {hardware: A1000, cpus: 4, max: 1}}",
+     r"default\.a\.hardware: 'A1000' is not in the catalogue; did you mean 'A100'\?"),
+    ("sites.yaml", "default: {pu: 1.4}", r"default\.pu: unknown key; did you mean 'pue'\?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["up", "api", "scheduler"])
+@pytest.mark.parametrize(("name", "text", "line"), BROKEN_FILES)
+def test_a_mistake_in_a_file_of_the_data_folder_is_one_line_before_anything_starts(
+    command: str, name: str, text: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    result = run(command, STILLHOUSE_DATA_DIR=str(tmp_path))
+    assert result.exit_code == 2
+    assert re.fullmatch(rf"error: {re.escape(str(tmp_path / name))}: {line}\n", result.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_doctor_has_the_same_line(tmp_path: Path) -> None:
+    (tmp_path / "sites.yaml").write_text("{}")
+    found = {finding.subject: finding for finding in examine(Settings(data_dir=tmp_path))}
+    assert found["sites.yaml"].detail == f"{tmp_path / 'sites.yaml'}: valid"
+    (tmp_path / "hardware.yaml").write_text("box: 5")
+    found = {finding.subject: finding for finding in examine(Settings(data_dir=tmp_path))}
+    assert found["declared files"].health is FindingHealth.broken
+    assert found["declared files"].detail.endswith(
+        "hardware.yaml: box: 5: input should be a section of fields"
+    )
+
+
+def test_a_file_of_the_data_folder_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pools.yaml").mkdir()
+    result = run("scheduler", STILLHOUSE_DATA_DIR=str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: {tmp_path / 'pools.yaml'}: Is a directory; make it a file that this user can read\n"
+    )
+
+
+def test_a_mistake_in_a_file_ends_the_api_itself_in_one_line(tmp_path: Path) -> None:
+    migrate.upgrade(Settings(data_dir=tmp_path))
+    (tmp_path / "pools.yaml").write_text("default: 5")
+    done = subprocess.run(
+        [sys.executable, "-m", "api"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "STILLHOUSE_DATA_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    path = tmp_path / "pools.yaml"
+    assert done.stderr == f"error: {path}: default: 5: input should be a section of fields\n"
 
 
 def test_a_broken_variable_is_named() -> None:

@@ -298,12 +298,21 @@ def test_only_schedulers_reach_the_dashboard_of_their_cluster(objects: list[dict
         inside, *others = rules
         assert inside == {"from": [{"podSelector": {"matchLabels": {"ray.io/cluster": name}}}]}
         (dashboard,) = (rule for rule in others if {"port": 8265} in rule["ports"])
+        assert dashboard["ports"] == [{"port": 8265}, {"port": 6379}]
         (peer,) = dashboard["from"]
         deployment = schedulers[f"stillhouse-scheduler-{name.removeprefix('stillhouse-')}"]
         assert peer == {"podSelector": deployment["spec"]["selector"]}
         (scheduler,) = deployment["spec"]["template"]["spec"]["containers"]
         assert variables(scheduler)["STILLHOUSE_RAY_DASHBOARD_URL"]["value"] == f"http://{name}-head-svc:8265"
         assert all(rule["ports"] == [{"port": 8080}] for rule in others if rule is not dashboard)
+
+
+def test_nodes_outlive_the_head_of_a_pool_with_a_redis() -> None:
+    options = [
+        each["spec"].get("gcsFaultToleranceOptions") for each in of_kind(printed("team"), "RayCluster")
+    ]
+    password = {"valueFrom": {"secretKeyRef": {"name": "stillhouse", "key": "redis_password"}}}
+    assert options == [{"redisAddress": "redis.databases:6379", "redisPassword": password}, None]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -437,6 +446,8 @@ def run(text: str, *options: str) -> Any:
          "settings: smtp_password is a secret; put it into the Secret and list it under secret_settings"),
         ("image: x\ndata: {size: 10 GB}",
          "data.size: '10 GB' is not a quantity; use one such as 500m, 4 or 8Gi"),
+        ("image: x\npools: {a: {head: {redis: here, runs: true}}}",
+         "pools.a.head.redis: 'here' is not an address; use one such as redis.example.com:6379"),
         ("image: x\nhardware: {X: {device: cuda}}", "hardware.X.tdp_w: this field is required; add it"),
         ("image: x\ningress: {issuer: a}",
          "ingress: needs host, the name that the certificate is for; set host"),
@@ -489,11 +500,11 @@ def test_kustomize_patches_what_is_printed(tmp_path: Path) -> None:
 
 
 def fields(section: type[Section]) -> Iterator[str]:
-    from service.manifests.values import _models
+    from service.config.document import models_of
 
     for name, field in section.model_fields.items():
         yield name
-        for inner in _models(field.annotation):
+        for inner in models_of(field.annotation):
             yield from fields(inner)
 
 
