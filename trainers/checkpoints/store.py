@@ -10,8 +10,6 @@ An attempt adds to its own folder alone and touches nothing of a later one, so t
 after another attempt has begun can do no harm.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

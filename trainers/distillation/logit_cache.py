@@ -4,8 +4,6 @@ The key is a hash of the teacher's bytes and number format, its head, and the to
 So all epochs, seeds and runs with that teacher on that data share them, and only the first loads the teacher.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable
