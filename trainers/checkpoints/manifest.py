@@ -23,7 +23,7 @@ PATCH = "code.patch"  # Next to an attempt's checkpoints: how the code that ran 
 HISTOGRAMS = "histograms.jsonl"  # Next to an attempt's checkpoints: a line per step
 TRACE = "trace.json"  # Next to an attempt's checkpoints: the timeline of its traced steps
 _KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
-FORMAT = 2
+FORMAT = 3
 _STEP = re.compile(r"^step-(\d{8,})$")
 _ATTEMPT = re.compile(r"^attempt-(\d{6,})$")
 

@@ -2,9 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from trainers.checkpoints.manifest import CheckpointId
@@ -112,23 +110,15 @@ class Saving:
 
         return self._parts.workers.on_first(verified)
 
-    def _snapshot(self, tensors: Tensors, random_states: list[dict[str, Any]]) -> Snapshot:
+    def _snapshot(self, tensors: Tensors, random_states: list[dict[str, torch.Tensor]]) -> Snapshot:
         """Returns all that a resumed run needs, independent of workers and strategy, as of one model."""
         parts, figures = self._parts, self._parts.telemetry.figures
-        random_tensors: dict[str, torch.Tensor] = {}
-        random_scalars: list[dict[str, Any]] = []
-        for rank, states in enumerate(random_states):
-            scalars = {}
-            for name, value in states.items():
-                if isinstance(value, np.ndarray):
-                    # safetensors has no uint32 everywhere; int64 holds both kinds of words.
-                    random_tensors[f"{rank}.{name}"] = torch.from_numpy(value.astype(np.int64))
-                else:
-                    scalars[name] = value
-            random_scalars.append(scalars)
+        by_rank = {
+            f"{rank}.{name}": state for rank, own in enumerate(random_states) for name, state in own.items()
+        }
         epoch, position = divmod(parts.progress.step, parts.data.batches.steps_per_epoch)
         return Snapshot(
-            {**tensors, "random": random_tensors},
+            {**tensors, "random": by_rank},
             {
                 "progress": parts.progress.to_state(),
                 "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
@@ -136,7 +126,6 @@ class Saving:
                     {name: value for name, value in group.items() if name != "params"}
                     for group in parts.model.state.optimizer.state_dict()["param_groups"]
                 ],
-                "random": random_scalars,
                 "data": dict(parts.data.identity),
                 "spent_s": dict(figures.spent_s),  # With the usage in `progress`, until `taken_s`
                 "taken_s": figures.taken_s,
