@@ -344,12 +344,8 @@ def _scalar(value: Tensor | float | None, device: torch.device) -> Tensor | None
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    # The strides of a tensor without gaps are preserved, and no others.
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
