@@ -4,7 +4,6 @@ import json
 import math
 import multiprocessing
 import os
-import signal
 import statistics
 import tempfile
 import time
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -81,16 +80,14 @@ class LocalGroup(Group):
             ProcessPoolExecutor(1, context, _join, (address, rank, workers, limit_s))
             for rank in range(workers)
         ]
-        self._processes: list[int] = []
+        self._others = multiprocessing.active_children()
 
     def __enter__(self) -> Self:
-        self._processes = self.run(os.getpid)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for process in self._processes:  # Some may wait for one that is gone.
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for process in {*multiprocessing.active_children()} - {*self._others}:
+            process.kill()  # It may wait for one that is gone.
         for pool in self._pools:
             pool.shutdown()
         self._folder.cleanup()
