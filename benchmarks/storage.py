@@ -92,7 +92,6 @@ def measure_pauses(folder: Path, bucket: storage.Place, rounds: int, every: int)
 
 def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float], list[float], float]:
     """Returns the pauses of a run's checkpoints but the last, their writes, and its time per step, in s."""
-    from trainers.checkpoints.store import CheckpointWriter
     from trainers.loop.saving import Saving
 
     total = CHECKPOINTS * every
@@ -120,7 +119,7 @@ def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float],
     begun: list[float] = []
     ended: list[float] = []
     writes: list[float] = []
-    begin, end, wait = Saving.begin, Saving.end, CheckpointWriter.wait
+    begin, end, wait = Saving.begin, Saving.end, Saving._wait
     began_at_s: list[float] = []
 
     def timed_begin(saving: Saving) -> None:
@@ -134,14 +133,14 @@ def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float],
         if in_flight:
             ended.append(time.perf_counter() - from_s)
 
-    def noted(writer: CheckpointWriter) -> Any:
-        written = wait(writer)
-        if written is not None:
-            writes.append(written.write_s)
-        return written
+    def noted(saving: Saving) -> Any:
+        write_s = wait(saving)
+        if write_s is not None:
+            writes.append(write_s)
+        return write_s
 
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (Saving, "begin", timed_begin), (Saving, "end", timed_end), (CheckpointWriter, "wait", noted)
+        (Saving, "begin", timed_begin), (Saving, "end", timed_end), (Saving, "_wait", noted)
     ]  # fmt: skip
     originals = [getattr(owner, name) for owner, name, _ in replaced]
     for owner, name, function in replaced:

@@ -9,7 +9,7 @@ from torch.profiler import record_function
 
 from cuda_ext import adan_state, adan_steps
 from cuda_ext.adan_state import FUSED_DTYPES, state_dtypes
-from cuda_ext.adan_steps import Group, StepInputs, TensorBatch, bias_correction
+from cuda_ext.adan_steps import Batch, Group, GroupPart, StepInputs, bias_correction
 from cuda_ext.errors import (
     ConfigurationError,
     HyperParameterError,
@@ -198,8 +198,8 @@ class Adan(torch.optim.Optimizer):
             run = adan_steps.fused if self._implementation in UNFUSED_TWIN else adan_steps.unfused
             run(batches, inputs, multi=self._implementation.startswith("multi"))
 
-    def _collect(self) -> list[TensorBatch]:
-        batches: dict[tuple[Any, ...], TensorBatch] = {}
+    def _collect(self) -> list[Batch]:
+        batches: dict[tuple[Any, ...], Batch] = {}
         in_order = self._implementation in UNFUSED_TWIN
         for group in self.param_groups:
             for param in group["params"]:
@@ -233,10 +233,10 @@ class Adan(torch.optim.Optimizer):
                 if in_order:
                     # Before the first launch: what is refused in a later one leaves half a step behind.
                     grad = _laid_out_like(grad, param)
-                key = (param.device, param.dtype)
-                if key not in batches:
-                    batches[key] = TensorBatch(param.device)
-                batches[key].add(group, param, grad, state)
+                batch = batches.setdefault((param.device, param.dtype), [])
+                if not batch or batch[-1].group is not group:
+                    batch.append(GroupPart(group))
+                batch[-1].add(param, grad, state)
         return list(batches.values())
 
     def _begin_state(self, param: Tensor, state: dict[str, Any]) -> None:
@@ -250,8 +250,8 @@ class Adan(torch.optim.Optimizer):
         on_device = self._implementation in UNFUSED_TWIN and param.device.type == "cuda"
         return torch.full((), value, dtype=torch.float32, device=param.device if on_device else "cpu")
 
-    def _inputs(self, batches: list[TensorBatch]) -> StepInputs:
-        devices = {batch.device for batch in batches}
+    def _inputs(self, batches: list[Batch]) -> StepInputs:
+        devices = {batch[0].params[0].device for batch in batches}
         if len(devices) > 1 and self.max_grad_norm > 0.0:
             raise ConfigurationError(
                 f"max_grad_norm needs gradients on one device, but they are on {sorted(map(str, devices))}; "
@@ -260,7 +260,7 @@ class Adan(torch.optim.Optimizer):
         on_cuda = any(device.type == "cuda" for device in devices)
         if on_cuda and not self.capturable and torch.cuda.is_current_stream_capturing():
             raise ConfigurationError("a CUDA graph is being captured; construct Adan with capturable=True")
-        device = batches[0].device
+        device = batches[0][0].params[0].device
         return StepInputs(
             grad_scale=_scalar(getattr(self, "grad_scale", None), device),
             found_inf=_scalar(getattr(self, "found_inf", None), device),
@@ -344,12 +344,8 @@ def _scalar(value: Tensor | float | None, device: torch.device) -> Tensor | None
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    # The strides of a tensor without gaps are preserved, and no others.
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def _laid_out_like(grad: Tensor, param: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,53 +32,29 @@ class StepInputs:
 
 
 @dataclass
-class TensorBatch:
-    """Parameters of one device and one storage format.
+class GroupPart:
+    """Parameters of one group; lists run in parallel. A batch has parts of one device and storage format."""
 
-    The lists run in parallel. `group_sizes` cuts them into consecutive parameter groups.
-    """
-
-    device: torch.device
+    group: Group
     params: list[Tensor] = field(default_factory=list)
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    group_sizes: list[int] = field(default_factory=list)
 
-    def add(self, group: Group, param: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
-        if not self.groups or self.groups[-1] is not group:
-            self.groups.append(group)
-            self.group_sizes.append(0)
-        self.group_sizes[-1] += 1
+    def add(self, param: Tensor, grad: Tensor, state: dict[str, Any]) -> None:
         self.params.append(param)
         self.grads.append(grad)
         self.states.append(state)
 
-    def per_group(self) -> list[tuple[Group, slice]]:
-        parts, begin = [], 0
-        for group, size in zip(self.groups, self.group_sizes, strict=True):
-            parts.append((group, slice(begin, begin + size)))
-            begin += size
-        return parts
+    def one_by_one(self) -> Iterator[GroupPart]:
+        for param, grad, state in zip(self.params, self.grads, self.states, strict=True):
+            yield GroupPart(self.group, [param], [grad], [state])
 
-    def of(self, name: str) -> list[Tensor]:
-        return [state[name] for state in self.states]
 
-    def of_groups(self, count: int) -> Iterator[TensorBatch]:
-        begin = 0
-        for first in range(0, len(self.groups), count):
-            sizes = self.group_sizes[first : first + count]
-            yield self._cut(slice(begin, begin + sum(sizes)), self.groups[first : first + count], sizes)
-            begin += sum(sizes)
+Batch = list[GroupPart]
 
-    def of_tensors(self) -> Iterator[TensorBatch]:
-        for group, part in self.per_group():
-            for i in range(part.start, part.stop):
-                yield self._cut(slice(i, i + 1), [group], [1])
 
-    def _cut(self, part: slice, groups: list[Group], sizes: list[int]) -> TensorBatch:
-        params, grads, states = self.params[part], self.grads[part], self.states[part]
-        return TensorBatch(self.device, params, grads, states, groups, sizes)
+def _gradients(batch: Batch) -> list[Tensor]:
+    return [grad for part in batch for grad in part.grads]
 
 
 def combined_norm(norms: Sequence[Tensor]) -> Tensor:
@@ -103,34 +80,39 @@ def bias_correction(beta: float, step: int) -> float:
     return 1.0 if beta in (0.0, 1.0) else -math.expm1(step * math.log(beta))
 
 
-def fused(batches: list[TensorBatch], inputs: StepInputs, *, multi: bool) -> None:
+def fused(batches: list[Batch], inputs: StepInputs, *, multi: bool) -> None:
     """One launch per tensor, or per batch and sixteen groups; clipping adds one launch for the norm."""
     norm = None
     if inputs.max_grad_norm > 0.0:
         # One norm for all batches: the optimizer refuses clipping over several devices.
-        norm = combined_norm([native.grad_norm(batch.grads) for batch in batches])
+        norm = combined_norm([native.grad_norm(_gradients(batch)) for batch in batches])
     for batch in batches:
-        for part in batch.of_groups(GROUPS_PER_LAUNCH) if multi else batch.of_tensors():
-            _launch(part, inputs, norm)
+        if multi:
+            for first in range(0, len(batch), GROUPS_PER_LAUNCH):
+                _launch(batch[first : first + GROUPS_PER_LAUNCH], inputs, norm)
+        else:
+            for one in chain.from_iterable(part.one_by_one() for part in batch):
+                _launch([one], inputs, norm)
 
 
-def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None:
+def _launch(batch: Batch, inputs: StepInputs, norm: Tensor | None) -> None:
     hyper_parameters: list[float] = []
-    for group in batch.groups:
+    groups, states = [part.group for part in batch], [state for part in batch for state in part.states]
+    for group in groups:
         lr = 0.0 if isinstance(group["lr"], Tensor) else group["lr"]
         hyper_parameters += (lr, *group["betas"], group["eps"], group["weight_decay"])
-    flags = [int(group["no_prox"]) + 2 * int(group["maximize"]) for group in batch.groups]
-    completing = next((name for name in adan_state.STATE_NAMES if name in batch.states[0]), None)
+    flags = [int(group["no_prox"]) + 2 * int(group["maximize"]) for group in groups]
+    completing = next((name for name in adan_state.STATE_NAMES if name in states[0]), None)
     torch.ops.stillhouse.adan_(
-        batch.params,
-        batch.grads,
-        *map(batch.of, ("exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")),
-        batch.of(completing) if completing else [],
-        batch.of("step"),
-        batch.group_sizes,
+        [param for part in batch for param in part.params],
+        _gradients(batch),
+        *([state[name] for state in states] for name in ("exp_avg", "exp_avg_diff", "exp_avg_sq", "g_prev")),
+        [state[completing] for state in states] if completing else [],
+        [state["step"] for state in states],
+        [len(part.params) for part in batch],
         hyper_parameters,
         flags,
-        _lr_tensors(batch),
+        _lr_tensors(groups, batch[0].params[0].device),
         inputs.grad_scale,
         inputs.found_inf,
         norm,
@@ -138,20 +120,20 @@ def _launch(batch: TensorBatch, inputs: StepInputs, norm: Tensor | None) -> None
     )
 
 
-def _lr_tensors(batch: TensorBatch) -> list[Tensor]:
+def _lr_tensors(groups: Sequence[Group], device: torch.device) -> list[Tensor]:
     """Learning rates on the device when one is a tensor: a CUDA graph then replays its current value."""
-    rates = [group["lr"] for group in batch.groups]
+    rates = [group["lr"] for group in groups]
     if not any(isinstance(rate, Tensor) for rate in rates):
         return []
     return [
-        rate.to(batch.device, torch.float32, non_blocking=True)
+        rate.to(device, torch.float32, non_blocking=True)
         if isinstance(rate, Tensor)
-        else torch.full((), rate, dtype=torch.float32, device=batch.device)
+        else torch.full((), rate, dtype=torch.float32, device=device)
         for rate in rates
     ]
 
 
-def unfused(batches: list[TensorBatch], inputs: StepInputs, *, multi: bool) -> None:
+def unfused(batches: list[Batch], inputs: StepInputs, *, multi: bool) -> None:
     """About eighteen operations, for each parameter or for a list of them."""
     # PyTorch operations cannot be skipped on the device: this reads the flag and synchronises.
     if inputs.found_inf is not None and bool(inputs.found_inf.item() != 0.0):
@@ -160,16 +142,14 @@ def unfused(batches: list[TensorBatch], inputs: StepInputs, *, multi: bool) -> N
     if inputs.max_grad_norm > 0.0:
         norms: list[Tensor] = []
         for batch in batches:
-            short = batch.grads[0].dtype in (torch.bfloat16, torch.float16)
-            norms += torch._foreach_norm(batch.grads, dtype=torch.float32 if short else None)
+            short = batch[0].grads[0].dtype in (torch.bfloat16, torch.float16)
+            norms += torch._foreach_norm(_gradients(batch), dtype=torch.float32 if short else None)
         norm = combined_norm(norms)
     factor = gradient_factor(inputs, norm)
-    for batch in batches:
-        for group, part in batch.per_group():
-            one_by_one = [slice(i, i + 1) for i in range(part.start, part.stop)]
-            for cut in [part] if multi else one_by_one:
-                _update(group, batch.params[cut], batch.grads[cut], batch.states[cut], factor)
-        native.python_counts["multi_unfused" if multi else "single_unfused"] += len(batch.params)
+    for part in chain.from_iterable(batches):
+        for cut in [part] if multi else part.one_by_one():
+            _update(cut.group, cut.params, cut.grads, cut.states, factor)
+        native.python_counts["multi_unfused" if multi else "single_unfused"] += len(part.params)
 
 
 def _wide(tensors: list[Tensor]) -> list[Tensor]:

@@ -34,19 +34,19 @@ STRATEGIES: dict[str, StrategyInfo] = by_name(
     StrategyInfo(
         name="single",
         summary="one worker",
-        replicate=Deferred("trainers.parallel.strategies:single"),
+        replicate=Deferred("trainers.parallel:single"),
         several=False,
     ),
     StrategyInfo(
         name="ddp",
         summary="replicas that average gradients",
-        replicate=Deferred("trainers.parallel.strategies:ddp"),
+        replicate=Deferred("trainers.parallel:ddp"),
         exchanges=True,
     ),
     StrategyInfo(
         name="pipeline",
         summary="layers in stages",
-        replicate=Deferred("trainers.parallel.strategies:pipeline"),
+        replicate=Deferred("trainers.parallel:pipeline"),
         staged=True,
     ),
 )

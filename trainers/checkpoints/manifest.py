@@ -23,7 +23,7 @@ PATCH = "code.patch"  # Next to an attempt's checkpoints: how the code that ran 
 HISTOGRAMS = "histograms.jsonl"  # Next to an attempt's checkpoints: a line per step
 TRACE = "trace.json"  # Next to an attempt's checkpoints: the timeline of its traced steps
 _KERNELS = re.compile(r"^kernels-(\d+)\.json\.gz$")
-FORMAT = 2
+FORMAT = 3
 _STEP = re.compile(r"^step-(\d{8,})$")
 _ATTEMPT = re.compile(r"^attempt-(\d{6,})$")
 
@@ -148,7 +148,7 @@ def changed(folder: Path, names: Collection[str]) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     try:
-        return _difference(folder, listed, every_byte=True) if ours else None
+        return difference(folder, listed) if ours else None
     except OSError as error:
         return f"{Path(error.filename).name} cannot be read ({error.strerror})"
 
@@ -186,7 +186,7 @@ def verify(path: Place, *, every_byte: bool = True) -> str | None:
             return f"format {manifest['format']} is not {FORMAT}"
         if CheckpointId.of(path) != (sealed := CheckpointId(manifest["attempt"], manifest["step"])):
             return f"the manifest is for step {sealed.step} of attempt {sealed.attempt}"
-        return _difference(path, manifest["files"], every_byte=every_byte)
+        return difference(path, manifest["files"], every_byte=every_byte)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -199,7 +199,8 @@ def _raise_of_store(path: Place, error: Exception) -> None:
         raise error
 
 
-def _difference(path: Place, files: Mapping[str, Mapping[str, Any]], *, every_byte: bool) -> str | None:
+def difference(path: Place, files: Mapping[str, Mapping[str, Any]], *, every_byte: bool = True) -> str | None:
+    """Returns in words how files differ from a manifest's `files`; None = not at all. Raises OSError."""
     for name, expected in files.items():
         file = path / name
         size = file.stat().st_size

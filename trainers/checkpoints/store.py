@@ -10,14 +10,10 @@ An attempt adds to its own folder alone and touches nothing of a later one, so t
 after another attempt has begun can do no harm.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
-import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -240,15 +236,6 @@ def _reason(error: BaseException) -> str:
     return (getattr(error, "strerror", None) or str(error)).splitlines()[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A complete checkpoint; `write_s` is the thread's time in seconds."""
-
-    step: int
-    path: Place
-    write_s: float
-
-
 class HostCopy:
     """Host memory that snapshots are copied to; the next snapshot reuses it.
 
@@ -272,47 +259,3 @@ class HostCopy:
                 places[name] = place.copy_(tensor.detach(), non_blocking=True)
         self._backend.synchronize(self._device)
         return Snapshot(self._memory, snapshot.state)
-
-
-class CheckpointWriter:
-    """Writes checkpoints in a thread, one at a time.
-
-    Until `wait` has returned, a checkpoint does not count. The store checks the fence in the thread, just
-    before the checkpoint takes its name. Nothing else may use the store while a write is in flight.
-    """
-
-    def __init__(self, store: CheckpointStore, device: torch.device) -> None:
-        self._store, self._copy = store, HostCopy(device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._in_flight: Future[Written] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint has not been waited for."""
-        return self._in_flight is not None
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        return self._in_flight is not None and self._in_flight.done()
-
-    def begin(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> None:
-        """Copies a snapshot and starts to write it; returns once it is copied.
-
-        Its state must not change any more. `describe`, called in the thread, adds files to a folder.
-        """
-        assert self._in_flight is None, "a write is in flight"
-        self._in_flight = self._thread.submit(self._write, step, self._copy.of(snapshot), describe)
-
-    def wait(self) -> Written | None:
-        """Returns the checkpoint in flight once complete; None = there is none. Raises CheckpointError."""
-        in_flight, self._in_flight = self._in_flight, None
-        return None if in_flight is None else in_flight.result()
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-    def _write(self, step: int, snapshot: Snapshot, describe: Callable[[Path], None]) -> Written:
-        began_s = time.perf_counter()
-        path = self._store.save(step, snapshot, describe)
-        return Written(step, path, time.perf_counter() - began_s)

@@ -5,8 +5,6 @@ needs them counts apart from its own time (`counted_by`). What is used `with in_
 the least recently used makes room. Imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -23,6 +23,7 @@ from typing import Any
 
 import orjson
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
 from trainers.data.allowance import Allowance, Spent, read_start, within
 from trainers.data.cache import digest_of, sync
@@ -436,13 +437,7 @@ class _CorpusBuild:
             self._folder, json.loads(row[0]), self._identity, "an unfinished build", "continue with those, "
             "or remove the folder",
         )  # fmt: skip
-        content = json.loads(row[1])
-        state = _BuildState(
-            content["places"],
-            content["ended"],
-            [SourceCounts(**counts) for counts in content["sources"]],
-            {file: ShardCounts(**counts) for file, counts in content["shards"].items()},
-        )
+        state = TypeAdapter(_BuildState).validate_json(row[1])
         for file, counts in state.shards.items():
             draft = self._folder / f"{file}{_DRAFT}"
             path = draft if draft.exists() else self._folder / file

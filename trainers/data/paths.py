@@ -3,8 +3,6 @@
 The service applies this rule when a spec is submitted; a worker applies it again before it opens anything.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Where a task's rows come from: its official files, tables of rows, or a dataset on the hub."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

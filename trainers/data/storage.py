@@ -80,8 +80,7 @@ class ObjectPath:
     def iterdir(self, *, recursive: bool = False) -> Iterator[ObjectPath]:
         from pyarrow import fs
 
-        with _reported(self):
-            files, path = self._store()
+        with self._store() as (files, path):
             found = files.get_file_info(fs.FileSelector(path, allow_not_found=True, recursive=recursive))
         return (self / info.path[len(path) + 1 :] for info in found)
 
@@ -89,8 +88,7 @@ class ObjectPath:
         """Returns what is below the folder by relative name, or an object itself by an empty one."""
         from pyarrow import fs
 
-        with _reported(self):
-            files, path = self._store()
+        with self._store() as (files, path):
             found = [files.get_file_info(path)]
             if not found[0].is_file:
                 found = files.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
@@ -112,15 +110,12 @@ class ObjectPath:
 
     def open(self, mode: str = "rb") -> Any:
         assert mode == "rb"
-        with _reported(self):
-            files, path = self._store()
+        with self._store() as (files, path):
             return files.open_input_file(path)
 
     def read_bytes(self) -> bytes:
-        with _reported(self):
-            files, path = self._store()
-            with files.open_input_stream(path, compression=None) as stream:
-                return bytes(stream.read())
+        with self._store() as (files, path), files.open_input_stream(path, compression=None) as stream:
+            return bytes(stream.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
@@ -128,12 +123,10 @@ class ObjectPath:
     def upload(self, content: bytes | Path) -> str:
         """Writes the object, a part at a time in memory; returns its SHA-256."""
         total = hashlib.sha256()
-        with _reported(self):
-            files, path = self._store()
-            with files.open_output_stream(path, compression=None) as target:
-                for part in _parts(content):
-                    total.update(part)
-                    target.write(part)
+        with self._store() as (files, path), files.open_output_stream(path, compression=None) as target:
+            for part in _parts(content):
+                total.update(part)
+                target.write(part)
         return total.hexdigest()
 
     def download(self, target: Path) -> None:
@@ -149,19 +142,20 @@ class ObjectPath:
                     pass
 
     def unlink(self) -> None:
-        with _reported(self), suppress(FileNotFoundError):
-            files, path = self._store()
+        with self._store() as (files, path), suppress(FileNotFoundError):
             files.delete_file(path)
 
     def _info(self) -> Any:
-        with _reported(self):
-            files, path = self._store()
+        with self._store() as (files, path):
             return files.get_file_info(path)
 
-    def _store(self) -> tuple[Any, str]:
-        authority, _, rest = self.key.partition("/")
-        files, bucket = _opened(self.scheme, authority)
-        return files, f"{bucket}/{rest}".rstrip("/")
+    @contextmanager
+    def _store(self) -> Iterator[tuple[Any, str]]:
+        """The file system of the object, and its path there."""
+        with _reported(self):
+            authority, _, rest = self.key.partition("/")
+            files, bucket = _opened(self.scheme, authority)
+            yield files, f"{bucket}/{rest}".rstrip("/")
 
 
 Place: TypeAlias = Path | ObjectPath
@@ -297,8 +291,7 @@ def delete(folder: Place) -> None:
     """Removes a folder that may be a group of files; the manifest goes first: half of a group is none."""
     if isinstance(folder, ObjectPath):
         (folder / MANIFEST).unlink()
-        with _reported(folder), suppress(FileNotFoundError):
-            files, path = folder._store()
+        with folder._store() as (files, path), suppress(FileNotFoundError):
             files.delete_dir(path)
         return
     if folder.is_dir():
@@ -314,8 +307,7 @@ def move(source: Place, target: Place) -> None:
             if not path.is_file():
                 move(path, target / path.name)
                 continue
-            with _reported(path):
-                (files, name), (_, to) = path._store(), (target / path.name)._store()
+            with path._store() as (files, name), (target / path.name)._store() as (_, to):
                 files.copy_file(name, to)
             path.unlink()
         delete(source)  # pyarrow keeps an empty object for each folder that loses its last file.

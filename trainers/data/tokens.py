@@ -21,18 +21,9 @@ _CUT = "cut"
 _WEIGHT = "weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Framed:
-    tokens: Ids  # Tokens of all examples, concatenated
-    lengths: Counts  # (N,) tokens of each
-    second_at: Counts  # (N,) place of the second text in its example; 0 when there is none
-    cut: npt.NDArray[np.bool_]  # (N,) whether part of the texts is lost
-
-    @classmethod
-    def joined(cls, several: Sequence[Framed]) -> Framed:
-        return cls(*(np.concatenate([getattr(one, own.name) for one in several]) for own in fields(cls)))
-
-
+Framed = tuple[Ids, Counts, Counts, npt.NDArray[np.bool_]]
+"""Tokens of all examples, one after the other; (N,) how many each has, the place of its second text (0 when
+there is none), and whether part of its texts is lost."""
 Frame = tuple[tuple[int, ...], ...]  # Special tokens before, between and after one text or two
 
 
@@ -59,7 +50,7 @@ def framed(frame: Frame, columns: Sequence[tuple[Ids, Counts]], max_length: int)
         source = np.repeat(ends_of(counts)[:-1], share) + within
         tokens[np.repeat(place, share) + within] = text[source]
         place = place + share
-    return Framed(tokens, lengths, second_at, np.sum(whole, axis=0) > room)
+    return tokens, lengths, second_at, np.sum(whole, axis=0) > room
 
 
 def frame_of(tokenizer: Tokenizer, *, pairs: bool) -> Frame:
@@ -187,14 +178,13 @@ def tokenise(
 ) -> TokenSet:
     pairs = len(texts[0]) > 1
     encode, frame = encoder_of(tokenizer), frame_of(tokenizer, pairs=pairs)
-    chunks = []
+    chunks: list[Framed] = []
     for start in range(0, len(texts), _CHUNK):
         columns = [encode(column) for column in zip(*texts[start : start + _CHUNK], strict=True)]
         chunks.append(framed(frame, columns, max_length))
         progress(min(start + _CHUNK, len(texts)))
-    whole = Framed.joined(chunks)
-    second_at = whole.second_at if pairs else None
-    return TokenSet(whole.tokens, ends_of(whole.lengths), labels, second_at, {_CUT: whole.cut})
+    tokens, lengths, second_at, cut = map(np.concatenate, zip(*chunks, strict=True))
+    return TokenSet(tokens, ends_of(lengths), labels, second_at if pairs else None, {_CUT: cut})
 
 
 class Packer:

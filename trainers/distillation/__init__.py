@@ -5,8 +5,6 @@ what and when; `projected_student` is the student with its maps to the teacher's
 formulas; `logit_cache` keeps logits on disk; `objective` combines them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

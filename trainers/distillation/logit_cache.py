@@ -4,12 +4,11 @@ The key is a hash of the teacher's bytes and number format, its head, and the to
 So all epochs, seeds and runs with that teacher on that data share them, and only the first loads the teacher.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from trainers.config import Workspace
-from trainers.data.batches import Batch, collate
+from trainers.data.batches import Batch, by_positions, collate
 from trainers.data.cache import digest_of
 from trainers.data.selection import Indices
 from trainers.data.storage import prepared_folder
@@ -92,12 +91,8 @@ def cached_logits(
 def _by_length(lengths: npt.NDArray[np.int64]) -> list[Indices]:
     """Batches of about `_BATCH_TOKENS`, longest first: what does not fit into memory fails at once."""
     order = np.argsort(-lengths, kind="stable")
-    batches, start = [], 0
-    while start < len(order):
-        size = max(1, _BATCH_TOKENS // int(lengths[order[start]]))
-        batches.append(order[start : start + size])
-        start += size
-    return batches
+    edges = by_positions(lengths[order].tolist(), _BATCH_TOKENS, 1, padded=True)
+    return [order[start:end] for start, end in pairwise(edges)]
 
 
 def _digest(data: TokenSet) -> str:

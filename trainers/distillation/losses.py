@@ -4,8 +4,6 @@ Every loss is a sum over the batch's examples, in fp32, of a mean within the exa
 how a global batch is divided. Padding does not count: masks are (B, S), False on padding, None without any.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What a run minimises: its task's loss, with a teacher also the distance from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What is learned from what: layers, relation heads and weights by step. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

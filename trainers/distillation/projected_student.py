@@ -1,7 +1,5 @@
 """A student with maps to its teacher's width, and taps of queries, keys and values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 

@@ -12,6 +12,8 @@ import hashlib
 import json
 import math
 import os
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import nn
 
 from trainers.config import MAX_BATCH, Parallel, RunConfig
@@ -40,7 +41,6 @@ from trainers.update import build
 from trainers.workers import Workers
 
 _FP32_BYTES = 4
-_LOCK_S = 60.0
 _USABLE = 0.9  # Of a worker's host memory, for passes
 _done: set[str] = set()  # Keys of the passes that this process has done
 
@@ -194,48 +194,18 @@ def largest(share: int, fits: Callable[[int], bool], at_most: int | None = None)
     if fits(limit):
         return limit
     divisors = [size for size in range(1, limit) if share % size == 0]
-    below, above = -1, len(divisors)
-    while above - below > 1:
-        middle = (below + above) // 2
-        if fits(divisors[middle]):
-            below = middle
-        else:
-            above = middle
-    return divisors[below] if below >= 0 else 0
+    return [0, *divisors][bisect_left(divisors, True, key=lambda size: not fits(size))]
 
 
-class SizeCache:
-    """Sizes found before, in one file that all runs share; one that cannot be written is ignored."""
+def recalled(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return max(0, int(file.read_text(encoding="ascii"))) or None
+    return None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def recall(self, key: str) -> int | None:
-        size = self._read().get(key)
-        return size if isinstance(size, int) and size >= 1 else None
-
-    def keep(self, key: str, size: int) -> None:
-        self._change(lambda sizes: sizes.update({key: size}))
-
-    def forget(self, key: str) -> None:
-        self._change(lambda sizes: sizes.pop(key, None))
-
-    def _change(self, change: Callable[[dict[str, object]], object]) -> None:
-        with contextlib.suppress(OSError, TimeoutError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self._path}.lock", timeout=_LOCK_S):
-                sizes = self._read()
-                change(sizes)
-                draft = self._path.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps(sizes, indent=1, sort_keys=True))
-                draft.replace(self._path)
-
-    def _read(self) -> dict[str, object]:
-        try:
-            sizes = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return sizes if isinstance(sizes, dict) else {}
+def keep(file: Path, size: int) -> None:
+    with contextlib.suppress(OSError):  # The next run then searches once more.
+        storage.put(file, str(size).encode())
 
 
 def choose(
@@ -261,9 +231,9 @@ def choose(
 
 def _found(config: RunConfig, workers: Workers, key: str, search: Callable[[], int]) -> int:
     """Returns the size kept under a key, or what every worker's search has room for, which is then kept."""
-    memory = _memory_of(config)
+    file = _file_of(config, key)
     # Rank 0's word counts, because another run may write between two workers' readings.
-    size: int | None = workers.broadcast(memory.recall(key))
+    size: int | None = workers.broadcast(recalled(file))
     if size is None:
         with preparing():
             size = min(workers.all_gather(search()))
@@ -273,7 +243,7 @@ def _found(config: RunConfig, workers: Workers, key: str, search: Callable[[], i
                 "task.max_length, or use another model or hardware"
             )
         if workers.rank == 0:
-            memory.keep(key, size)
+            keep(file, size)
     return size
 
 
@@ -322,7 +292,7 @@ class BatchSearch:
             return None
 
     def forget(self) -> None:
-        _memory_of(self._config).forget(self._key)
+        _forget(self._config, self._key)
 
     def _search(self, attempt: Callable[[int], None], most: int) -> int:
         """Doubles the size while it fits, then halves the gap, down to an eighth of the size."""
@@ -369,7 +339,17 @@ def host_share_mib(config: RunConfig) -> float:
 
 def forget(config: RunConfig, device: torch.device, shape: Mapping[str, object]) -> None:
     if _searched(config, device):
-        _memory_of(config).forget(key_of(config, device, shape))
+        _forget(config, key_of(config, device, shape))
+
+
+def _forget(config: RunConfig, key: str) -> None:
+    with contextlib.suppress(OSError):
+        _file_of(config, key).unlink()
+
+
+def _file_of(config: RunConfig, key: str) -> Path:
+    """Returns the file in which all runs keep and find the size of a key."""
+    return Path(config.workspace.cache) / "micro-batches" / re.sub(r"[^\w.-]+", "-", key)
 
 
 def with_size(config: RunConfig, size: int) -> RunConfig:
@@ -391,10 +371,6 @@ def in_tokens(config: RunConfig, size: int, device: torch.device, width: int) ->
 def _searched(config: RunConfig, device: torch.device) -> bool:
     free = config.batch.micro_size == "auto" and config.batch.micro_tokens is None
     return free and kind_of(device).searches_micro_batch
-
-
-def _memory_of(config: RunConfig) -> SizeCache:
-    return SizeCache(Path(config.workspace.cache) / "micro-batches.json")
 
 
 def fits(attempt: Callable[[], None]) -> bool:

@@ -41,7 +41,6 @@ from trainers.parallel import partition_stages
 from trainers.parallel.replica import Replica, Setup
 from trainers.process import seed_all
 from trainers.reporting import Fence, RunHistory, Sink, Stop
-from trainers.tasks import METRICS
 from trainers.tasks.base import build, trained_as
 from trainers.telemetry.facts import environment_facts, write_patch
 from trainers.telemetry.flops import flop_count_of
@@ -322,30 +321,9 @@ class RunBuilder:
     def gather_data(self) -> None:
         config, worker, prepared = self.config, self.worker, self.prepared
         identity = {**prepared.identity, **self.distilled.identity}
-        laid_out = worker.laid_out(prepared.transform, prepared, config.evaluation.batch_size)
-        evaluator_of = partial(
-            Evaluator,
-            self.task,
-            replace(prepared, transform=laid_out),
-            batch_size=config.evaluation.batch_size,
-            workers=worker.workers,
-            device=worker.device,
-            inference=worker.inference,
-            multiple=worker.multiple,
-            peak_within=worker.instruments.peak_within,
-            warn=worker.warn,
-            metrics=[METRICS[name] for name in config.task.metrics],
-        )
         final_test = None
         if prepared.test_units is not None:
-            final_test = FinalTest(
-                evaluator_of(part="test"),
-                prepared.test_units,
-                self.checkpoints,
-                identity,
-                self.task.info.headline,
-                worker.workers,
-            )
+            final_test = FinalTest(self.task, prepared, worker, self.checkpoints, identity)
         batches = TrainingBatches(
             prepared.train,
             seed=config.seed,
@@ -360,7 +338,12 @@ class RunBuilder:
             packs=worker.encoder.packs,
         )
         self.data = RunData(
-            self.task, batches, evaluator_of(part="validation"), final_test, prepared.tokenizer, identity
+            self.task,
+            batches,
+            Evaluator(self.task, prepared, worker),
+            final_test,
+            prepared.tokenizer,
+            identity,
         )
         self.total_steps = config.length.total_steps(len(prepared.train), config.batch.size)
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -22,13 +21,13 @@ from trainers.data.storage import Place
 from trainers.device_kinds import kind_of
 from trainers.errors import BadSpecError, CheckpointError
 from trainers.loop.progress import Progress
+from trainers.loop.run_worker import RunWorker
 from trainers.metrics import on_test
-from trainers.models.precision import Inference
 from trainers.parallel.replica import Replica
+from trainers.tasks import METRICS
 from trainers.tasks.base import Judged, Prepared, Task
 from trainers.tasks.info import DeclaredMetric
 from trainers.telemetry.memory import weight_mib
-from trainers.workers import Workers
 
 PERCENTILES = (50, 95)  # Of the time per example, in `example_ms_p50` and `example_ms_p95`
 
@@ -58,32 +57,26 @@ class _Share:
 
 
 class Evaluator:
-    """Scores one part; `peak_within` starts to record memory, and returns what gives the peak in MiB."""
+    """Scores one part on one worker, with the layout of its encoder and device."""
 
     def __init__(
         self,
         task: Task,
         prepared: Prepared,
-        *,
-        batch_size: int,
-        workers: Workers,
-        device: torch.device,
-        inference: Inference,
-        multiple: int,
-        peak_within: Callable[[], Callable[[], float]],
-        warn: Callable[[str], None],
-        metrics: Sequence[DeclaredMetric] = (),
+        worker: RunWorker,
         part: Literal["validation", "test"] = "validation",
     ) -> None:
-        self._task, self._workers, self._peak_within = task, workers, peak_within
-        self._part, self._warn, self._warned, self._metrics = part, warn, False, metrics
+        self._task, self._part, self._warned = task, part, False
+        self._workers, self._device, self._inference = worker.workers, worker.device, worker.inference
+        self._peak_within, self._warn = worker.instruments.peak_within, worker.warn
+        self._metrics = [METRICS[name] for name in worker.config.task.metrics]
         self._data, self._scoring = prepared.validation, prepared.scoring
         if part == "test":
             assert prepared.test is not None and prepared.test_scoring is not None
             self._data, self._scoring = prepared.test, prepared.test_scoring
-        self._transform = prepared.transform
-        self._device, self._inference = device, inference
-        self._pad_id, self._multiple = prepared.pad_id, multiple
+        batch_size, workers = worker.config.evaluation.batch_size, worker.workers
+        self._transform = worker.laid_out(prepared.transform, prepared, batch_size)
+        self._pad_id, self._multiple = prepared.pad_id, worker.multiple
         self._batches = evaluation_rows(self._data.lengths, batch_size, workers.replica, workers.replicas)
 
     @property
@@ -268,29 +261,25 @@ def _costs(every: Sequence[_Share]) -> dict[str, float]:
     }
 
 
-class FinalTest:
+class FinalTest(Evaluator):
     """The test part of a run, and the record of its figures.
 
     It is scored with the weights of the best checkpoint and the thresholds of that checkpoint's evaluation,
-    after every choice has been made. `units` is the file with the names of its units.
+    after every choice has been made.
     """
 
     def __init__(
         self,
-        evaluator: Evaluator,
-        units: Path,
+        task: Task,
+        prepared: Prepared,
+        worker: RunWorker,
         checkpoints: CheckpointStore,
         identity: Mapping[str, str | int | float],
-        headline: str,
-        workers: Workers,
     ) -> None:
-        self._evaluator, self._units = evaluator, units
-        self._checkpoints = checkpoints
-        self._data, self._headline, self._workers = digest_of(dict(identity)), headline, workers
-
-    @property
-    def examples(self) -> int:
-        return self._evaluator.units
+        super().__init__(task, prepared, worker, "test")
+        assert prepared.test_units is not None
+        self._names, self._checkpoints = prepared.test_units, checkpoints
+        self._identity = digest_of(dict(identity))
 
     def score(
         self, replica: Replica, progress: Progress, abandon: Callable[[], bool]
@@ -309,10 +298,10 @@ class FinalTest:
             replica.student.load_weights(
                 dict(self._checkpoints.load(best, only=(MODEL_FILE,)).tensors[MODEL_FILE])
             )
-        observed = self._evaluator.observe(replica, abandon)
+        observed = self.observe(replica, abandon)
         if observed is None:
             return None
-        found = self._evaluator.scores(observed, progress.best_scores)
+        found = self.scores(observed, progress.best_scores)
         figures = {name: value for score, value in found.items() if (name := on_test(score)) is not None}
         self._workers.on_first(lambda: self._write(observed, progress, weights_sha256, figures))
         return figures
@@ -321,10 +310,18 @@ class FinalTest:
         self, observed: Observed, progress: Progress, weights_sha256: str, figures: Mapping[str, float]
     ) -> None:
         carried, step = progress.best_scores, progress.best_step
-        judged = self._evaluator.judge(observed, carried)
-        record = Record(weights_sha256, self._data, self._headline, step, carried, figures, judged.labels)
-        names = json.loads(self._units.read_text(encoding="utf-8"))
-        file = self._units.with_name(predictions.SOURCES)  # None where units are not rows
+        judged = self.judge(observed, carried)
+        record = Record(
+            weights_sha256,
+            self._identity,
+            self._task.info.headline,
+            step,
+            carried,
+            figures,
+            judged.labels,
+        )
+        names = json.loads(self._names.read_text(encoding="utf-8"))
+        file = self._names.with_name(predictions.SOURCES)  # None where units are not rows
         places = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
         try:
             predictions.write(self._checkpoints.own_folder, record, judged.rows(names, places))
@@ -352,5 +349,5 @@ class FinalTest:
             record = predictions.read_record(file)
         except (NoPredictions, OSError):
             return None
-        same = (record.weights_sha256, record.data) == (weights_sha256, self._data)
+        same = (record.weights_sha256, record.data) == (weights_sha256, self._identity)
         return record.figures if same else None

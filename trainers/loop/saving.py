@@ -1,14 +1,13 @@
 """A run's checkpoints during training: begun at one step, complete some steps later."""
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from trainers.checkpoints.manifest import CheckpointId
-from trainers.checkpoints.store import CheckpointWriter, Snapshot, Written
+from trainers.checkpoints.store import HostCopy, Snapshot
 from trainers.data import tokenizers
 from trainers.data.storage import Place
 from trainers.errors import CheckpointError
@@ -19,15 +18,18 @@ from trainers.telemetry.timeline import Phase
 
 
 class Saving:
-    """The checkpoints of one attempt. Every worker takes part; rank 0 writes them in a thread.
+    """The checkpoints of one attempt. Every worker takes part; rank 0 writes them in a thread, one at a time.
 
     A checkpoint counts once `end` has returned. All workers agree whether one is `due` by the interval in
-    seconds, and whether the one in flight is written `whole`.
+    seconds, and whether the one in flight is written `whole`. The store checks the fence in the thread, just
+    before the checkpoint takes its name; nothing else may use the store meanwhile.
     """
 
     def __init__(self, parts: RunParts, sink: Sink) -> None:
         self._parts, self._sink = parts, sink
-        self._writer = CheckpointWriter(parts.store, parts.device)
+        self._copy = HostCopy(parts.device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[float] | None = None  # Rank 0's, until waited for: the thread's time in seconds
         self._began_at_s = time.monotonic()
         self._in_flight = False
         self.checkpoint: Place | None = parts.resumed_from  # The newest that counts
@@ -54,7 +56,7 @@ class Saving:
         """
         every_s, rank = self._parts.config.checkpoint.every_s, self._parts.workers.rank
         late = rank == 0 and 0.0 < every_s <= time.monotonic() - self._began_at_s
-        return late and not self._writer.busy, self._writer.done
+        return late and self._writing is None, self._writing is not None and self._writing.done()
 
     def begin(self) -> None:
         """Begins a checkpoint of this step; returns once it is copied."""
@@ -66,7 +68,8 @@ class Saving:
         tensors = parts.model.replica.gather(parts.model.state.tensors())
         whole = {**tensors, EXCHANGE: exchange} if exchange else tensors
         if parts.workers.rank == 0:
-            self._writer.begin(parts.progress.step, self._snapshot(whole, states), self._describe)
+            copied = self._copy.of(self._snapshot(whole, states))
+            self._writing = self._thread.submit(self._write, parts.progress.step, copied)
         self._in_flight = True
         self.step, self._began_at_s = parts.progress.step, time.monotonic()
 
@@ -82,15 +85,13 @@ class Saving:
     def keep_last(self) -> None:
         """Finishes the checkpoint being written when the run fails for an unrelated reason."""
         try:
-            written = self._writer.wait()
+            if self._wait() is not None:
+                self._report()
         except CheckpointError as error:
             self._sink.log("warning", str(error))
-        else:
-            if written is not None:
-                self._report(written)
 
     def close(self) -> None:
-        self._writer.close()
+        self._thread.shutdown()
 
     def mark_best(self) -> None:
         """Marks this step's checkpoint, saved before the evaluation; CheckpointErrors are on all workers."""
@@ -112,23 +113,15 @@ class Saving:
 
         return self._parts.workers.on_first(verified)
 
-    def _snapshot(self, tensors: Tensors, random_states: list[dict[str, Any]]) -> Snapshot:
+    def _snapshot(self, tensors: Tensors, random_states: list[dict[str, torch.Tensor]]) -> Snapshot:
         """Returns all that a resumed run needs, independent of workers and strategy, as of one model."""
         parts, figures = self._parts, self._parts.telemetry.figures
-        random_tensors: dict[str, torch.Tensor] = {}
-        random_scalars: list[dict[str, Any]] = []
-        for rank, states in enumerate(random_states):
-            scalars = {}
-            for name, value in states.items():
-                if isinstance(value, np.ndarray):
-                    # safetensors has no uint32 everywhere; int64 holds both kinds of words.
-                    random_tensors[f"{rank}.{name}"] = torch.from_numpy(value.astype(np.int64))
-                else:
-                    scalars[name] = value
-            random_scalars.append(scalars)
+        by_rank = {
+            f"{rank}.{name}": state for rank, own in enumerate(random_states) for name, state in own.items()
+        }
         epoch, position = divmod(parts.progress.step, parts.data.batches.steps_per_epoch)
         return Snapshot(
-            {**tensors, "random": random_tensors},
+            {**tensors, "random": by_rank},
             {
                 "progress": parts.progress.to_state(),
                 "sampler": {"epoch": epoch, "position": position, "accumulation": 0},
@@ -136,7 +129,6 @@ class Saving:
                     {name: value for name, value in group.items() if name != "params"}
                     for group in parts.model.state.optimizer.state_dict()["param_groups"]
                 ],
-                "random": random_scalars,
                 "data": dict(parts.data.identity),
                 "spent_s": dict(figures.spent_s),  # With the usage in `progress`, until `taken_s`
                 "taken_s": figures.taken_s,
@@ -147,11 +139,21 @@ class Saving:
         self._parts.model.state.student.write_config(folder)
         tokenizers.write(folder, self._parts.data.tokenizer)
 
-    def _count_written(self) -> None:
-        written = self._writer.wait()
-        assert written is not None
-        self._parts.progress.checkpoint_write_s += written.write_s
-        self._report(written)
+    def _write(self, step: int, snapshot: Snapshot) -> float:
+        began_s = time.perf_counter()
+        self._parts.store.save(step, snapshot, self._describe)
+        return time.perf_counter() - began_s
 
-    def _report(self, written: Written) -> None:
-        self._sink.checkpoint(step=written.step, path=str(written.path), verified=True)
+    def _wait(self) -> float | None:
+        """Returns how long the one in flight took, once complete; None = there is none."""
+        writing, self._writing = self._writing, None
+        return None if writing is None else writing.result()
+
+    def _count_written(self) -> None:
+        write_s = self._wait()
+        assert write_s is not None
+        self._parts.progress.checkpoint_write_s += write_s
+        self._report()
+
+    def _report(self) -> None:
+        self._sink.checkpoint(step=self.step, path=str(self._parts.store.path(self.step)), verified=True)

@@ -1,5 +1,6 @@
 """Conversion between a live run and the contents of a checkpoint."""
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,40 +23,28 @@ EXCHANGE = "exchange"
 """File of what data-parallel workers have to remember of their exchange of gradients, by rank."""
 
 
-def generator_states(device: torch.device) -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state(legacy=False)
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state().numpy(),
-        "numpy": numpy_state["state"]["key"],
-        "numpy_position": int(numpy_state["state"]["pos"]),
-        "numpy_has_gauss": int(numpy_state["has_gauss"]),
-        "numpy_gauss": float(numpy_state["gauss"]),
-        "python": np.array(words, dtype=np.uint32),
-        "python_version": version,
-        "python_gauss": gauss,
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns the states of this process's generators by name, each as bytes."""
+    kind, words, *rest = np.random.get_state()
+    plain = {"python": random.getstate(), "numpy": [kind, np.asarray(words).tolist(), *rest]}
+    states = {
+        name: torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        for name, state in plain.items()
     }
+    states["torch"] = torch.get_rng_state()
     own = kind_of(device).backend.random_state(device)
-    if own is not None:
-        states[device.type] = own.numpy()
-    return states
+    return states if own is None else {**states, device.type: own}
 
 
-def restore_generators(states: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(torch.from_numpy(np.array(states["torch"], dtype=np.uint8)))
-    np.random.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": np.array(states["numpy"], dtype=np.uint32), "pos": states["numpy_position"]},
-            "has_gauss": states["numpy_has_gauss"],
-            "gauss": states["numpy_gauss"],
-        }
+def restore_generators(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    (version, words, gauss), of_numpy = (
+        json.loads(states[name].numpy().tobytes()) for name in ("python", "numpy")
     )
-    words = tuple(int(word) for word in states["python"])
-    random.setstate((states["python_version"], words, states["python_gauss"]))
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(of_numpy))
+    torch.set_rng_state(states["torch"])
     if device.type in states:
-        own = torch.from_numpy(np.array(states[device.type], dtype=np.uint8))
-        kind_of(device).backend.set_random_state(device, own)
+        kind_of(device).backend.set_random_state(device, states[device.type])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +107,15 @@ def restore(snapshot: Snapshot, model: ModelState, data: Mapping[str, Any]) -> P
 
 def restore_random(snapshot: Snapshot, *, rank: int, world: int, seed: int, device: torch.device) -> None:
     """Restores this worker's generators; another number of workers seeds them by seed, step and rank."""
-    if len(snapshot.state["random"]) != world:
-        step = snapshot.state["progress"]["step"]
-        seed_all(int(np.random.SeedSequence([seed, step, world]).generate_state(1)[0]), rank=rank)
-        return
-    states = dict(snapshot.state["random"][rank])
+    by_rank: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in snapshot.tensors["random"].items():
         owner, _, name = key.partition(".")
-        if int(owner) == rank:
-            states[name] = tensor.numpy()
-    restore_generators(states, device)
+        by_rank.setdefault(int(owner), {})[name] = tensor
+    if len(by_rank) == world:
+        restore_generators(by_rank[rank], device)
+        return
+    step = snapshot.state["progress"]["step"]
+    seed_all(int(np.random.SeedSequence([seed, step, world]).generate_state(1)[0]), rank=rank)
 
 
 def _same_data(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:

@@ -558,7 +558,7 @@ class Trainer:
         if price and self.workers.rank == 0 and (stored_gb := self.store.stored_gb()) is not None:
             summary |= {"stored_gb": stored_gb, "storage_usd_per_month": stored_gb * price}
         if self.data.final_test is not None and self.tested is not None:
-            summary |= {**self.tested, "test_examples": self.data.final_test.examples}
+            summary |= {**self.tested, "test_examples": self.data.final_test.units}
         self._send(self.telemetry.figures.measurements(summary, progress))
         summary |= self._judgement()
         return TrainingOutcome(

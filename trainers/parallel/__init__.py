@@ -1,4 +1,4 @@
-"""How a step is spread over workers: who they are, and what wraps the model."""
+"""How a step is spread over workers: who they are, and what each strategy makes of a model."""
 
 import torch
 
@@ -7,6 +7,8 @@ from trainers.errors import BadSpecError
 from trainers.models.precision import Arithmetic
 from trainers.models.student import Student
 from trainers.parallel.pipeline.layers import StagePartition, measure
+from trainers.parallel.recorded import RecordedDistributedReplica, RecordedReplica
+from trainers.parallel.replica import DistributedReplica, Replica, Setup
 from trainers.workers import GroupWorkers, Workers
 
 
@@ -37,3 +39,28 @@ def partition_stages(
         seconds = measure(student, config, device, arithmetic) if workers.rank == 0 else None
         costs = workers.broadcast(seconds)
     return StagePartition.of(config.parallel, student, workers.stage, costs)
+
+
+def single(setup: Setup) -> Replica:
+    records = setup.config.model.cuda_graphs and setup.config.trains
+    return RecordedReplica(setup) if records else Replica(setup)
+
+
+def ddp(setup: Setup) -> Replica:
+    if setup.config.parallel.workers == 1 or not setup.config.trains:
+        # Whole models that exchange nothing: without buckets for gradients, which no one has.
+        return single(setup)
+    if setup.config.model.cuda_graphs:
+        return RecordedDistributedReplica(setup)
+    return DistributedReplica(setup)
+
+
+def pipeline(setup: Setup) -> Replica:
+    # Imported here: no other strategy needs these libraries.
+    if setup.config.parallel.engine == "deepspeed" and setup.config.trains:
+        from trainers.parallel.pipeline.deepspeed_engine import DeepSpeedPipeline
+
+        return DeepSpeedPipeline(setup)
+    from trainers.parallel.pipeline.torch_engine import TorchPipeline
+
+    return TorchPipeline(setup)

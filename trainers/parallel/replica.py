@@ -18,7 +18,7 @@ from trainers.models.student import Output, Student
 from trainers.parallel.exchange import exchange_for
 from trainers.parallel.pipeline.layers import StagePartition
 from trainers.telemetry.gradient_noise import NoiseSource
-from trainers.telemetry.timeline import Phase, Sent, Timeline, overlap_for
+from trainers.telemetry.timeline import Overlap, Phase, Sent, Timeline
 from trainers.workers import Workers
 
 
@@ -176,7 +176,7 @@ class DistributedReplica(Replica):
         self._exchange, self._noise = exchange, setup.noise
         # What an exchange keeps between steps has to be put right before the next one.
         self.concludes_late = not exchange.keeps_buckets
-        self._overlap = overlap_for(self._device)
+        self._overlap = Overlap(self._device)
         self._bytes_before = exchange.bytes_sent
 
     def _forward(self, batch: Batch) -> Output:
@@ -195,7 +195,7 @@ class DistributedReplica(Replica):
         self._noise.faithful = self._exchange.faithful
 
     def launched(self) -> Callable[[], Sent]:
-        overlap, self._overlap = self._overlap, overlap_for(self._device)
+        overlap, self._overlap = self._overlap, Overlap(self._device)
         before, self._bytes_before = self._bytes_before, self._exchange.bytes_sent
         sent = self._bytes_before - before
         return lambda: Sent(sent, overlap.hidden_s())

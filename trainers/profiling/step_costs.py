@@ -9,10 +9,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,75 +73,48 @@ class LocalGroup(Group):
     def __init__(self, workers: int, *, limit_s: float = LIMIT_S) -> None:
         self.workers, self._limit_s = workers, limit_s
         self.spare_cores = max(0, (os.cpu_count() or 1) - workers)
-        # Not forked: a fork of a process that has computed already has torch's threads half there.
-        context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="stillhouse-group-")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(workers):
-            ours, theirs = context.Pipe()
-            rendezvous = str(Path(self._folder.name) / "rendezvous")
-            process = context.Process(
-                target=_serve, args=(theirs, rank, workers, rendezvous, limit_s), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        # Not forked: a fork of a process that has computed already has torch's threads half there.
+        context, address = multiprocessing.get_context("spawn"), f"file://{self._folder.name}/rendezvous"
+        self._pools = [
+            ProcessPoolExecutor(1, context, _join, (address, rank, workers, limit_s))
+            for rank in range(workers)
+        ]
+        self._others = multiprocessing.active_children()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(2.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for process in {*multiprocessing.active_children()} - {*self._others}:
+            process.kill()  # It may wait for one that is gone.
+        for pool in self._pools:
+            pool.shutdown()
         self._folder.cleanup()
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        for pipe in self._pipes:
-            pipe.send((work, arguments))
-        answers: list[Any] = []
-        problems: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                # One that fails leaves the others waiting for it.
-                if not pipe.poll(5.0 if problems else self._limit_s):
-                    problems.append(f"worker {rank} has not responded")
-                    continue
-                problem, answer = pipe.recv()
-            except (EOFError, OSError):
-                problems.append(f"worker {rank} has exited")
-                continue
-            if problem is not None:
-                problems.append(f"worker {rank}: {problem}")
-            answers.append(answer)
+        futures = [pool.submit(work, *arguments) for pool in self._pools]
+        if wait(futures, self._limit_s, FIRST_EXCEPTION).not_done:
+            wait(futures, 5.0)  # One that fails leaves the others waiting for it.
+        problems = [(rank, problem) for rank, one in enumerate(futures) if (problem := _problem(one))]
         if problems:
-            raise GroupError("\n".join(problems))
-        return answers
+            raise GroupError("\n".join(f"worker {rank} {problem}" for rank, problem in problems))
+        return [future.result() for future in futures]
 
 
-def _serve(pipe: Connection, rank: int, workers: int, rendezvous: str, limit_s: float) -> None:
+def _join(address: str, rank: int, workers: int, limit_s: float) -> None:
     torch.set_num_threads(1)
-    limit, address = timedelta(seconds=limit_s), f"file://{rendezvous}"
+    limit = timedelta(seconds=limit_s)
     distributed.init_process_group("gloo", address, rank=rank, world_size=workers, timeout=limit)
-    try:
-        while True:
-            try:
-                work, arguments = pipe.recv()
-            except EOFError:
-                return
-            try:
-                answer: tuple[str | None, Any] = (None, work(*arguments))
-            except Exception as error:
-                answer = ("".join(traceback.format_exception(error)), None)
-            pipe.send(answer)
-    finally:
-        distributed.destroy_process_group()
+
+
+def _problem(future: Future[Any]) -> str | None:
+    if not future.done():
+        return "has not responded"
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
+        return "has exited"
+    return None if error is None else f"failed: {''.join(traceback.format_exception(error))}"
 
 
 class _Stamps:

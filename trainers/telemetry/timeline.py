@@ -228,15 +228,12 @@ class Overlap:
 
     A bucket is under way from the start of its hook to its completion. What overlaps counts once; what
     follows the backward pass is exposed, and the timeline counts it as communication. On a device that runs
-    behind the host `mark` records an event on the current stream, in place of the host's clock.
+    behind the host, moments are events on the current stream.
     """
 
-    def __init__(
-        self,
-        mark: Callable[[], Any] = time.perf_counter,
-        elapsed_s: Callable[[Any, Any], float] = lambda begin, end: float(end - begin),
-    ) -> None:
-        self._mark, self._elapsed_s = mark, elapsed_s
+    def __init__(self, device: torch.device) -> None:
+        backend = kind_of(device).backend
+        self._mark, self._elapsed_s = partial(backend.moment, device), backend.seconds
         self._begins: dict[int, Any] = {}
         self._ends: dict[int, Any] = {}
         self._exposed: Any = None
@@ -271,12 +268,3 @@ def hidden(spans: list[tuple[float, float]], until: float) -> float:
             total += end - begin
             reached = end
     return total
-
-
-def overlap_for(device: torch.device) -> Overlap:
-    kind = kind_of(device)
-    if not kind.behind_host:
-        return Overlap()
-    return Overlap(
-        partial(kind.backend.moment, device), lambda begin, end: float(begin.elapsed_time(end)) / 1e3
-    )

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from trainers.checkpoints import manifest, store
-from trainers.checkpoints.store import CheckpointWriter, HostCopy, Snapshot
+from trainers.checkpoints.store import HostCopy, Snapshot
 from trainers.entrypoint import classify, train
 from trainers.errors import CheckpointError, FailureClass, NotFiniteError, OutOfMemoryError
+from trainers.loop.saving import Saving
 from trainers.reporting import NeverStop
 from trainers.tasks.classification.task import Imdb
 
@@ -44,15 +45,15 @@ def slow_disk(monkeypatch):
 def waited(monkeypatch, slow_disk):
     """The steps at which training waited for a write; the disk takes files from the first time on."""
     found: list[object] = []
-    wait = CheckpointWriter.wait
+    wait = Saving._wait
 
     def counted(self):
-        if self.busy:
-            found.append("done" if self.done else "in flight")
+        if self._writing is not None:
+            found.append("done" if self._writing.done() else "in flight")
             slow_disk.released.set()
         return wait(self)
 
-    monkeypatch.setattr(CheckpointWriter, "wait", counted)
+    monkeypatch.setattr(Saving, "_wait", counted)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,14 +19,15 @@ from trainers.dry_runs import micro_batch
 from trainers.dry_runs.micro_batch import (
     BatchSearch,
     DryRun,
-    SizeCache,
     StageDryRun,
     choose,
     fits,
     forget,
+    keep,
     key_of,
     largest,
     passes_held,
+    recalled,
 )
 from trainers.entrypoint import classify, train
 from trainers.errors import FailureClass, OutOfMemoryError
@@ -338,19 +338,26 @@ def test_a_stage_of_half_parameters_is_rehearsed_with_hidden_states_of_their_for
 
 
 def test_damaged_memory_is_no_answer_and_is_written_anew(tmp_path):
-    memory = SizeCache(tmp_path / "found.json")
-    for text in ("{", "[]", '{"key": "four"}', '{"key": 0}'):
-        (tmp_path / "found.json").write_text(text)
-        assert memory.recall("key") is None
-    memory.keep("key", 4)
-    assert memory.recall("key") == 4
+    file = tmp_path / "sizes" / "key"
+    assert recalled(file) is None
+    file.parent.mkdir()
+    for text in ("", "{", "four", "0", "-4"):
+        file.write_text(text)
+        assert recalled(file) is None
+    keep(file, 4)
+    assert recalled(file) == 4
 
 
-def test_runs_at_the_same_time_lose_no_ones_answer(tmp_path):
-    memory = SizeCache(tmp_path / "found.json")
+def test_runs_that_keep_an_answer_at_the_same_time_leave_a_whole_one(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda i: memory.keep(str(i), i + 1), range(40)))
-    assert json.loads((tmp_path / "found.json").read_text()) == {str(i): i + 1 for i in range(40)}
+        list(pool.map(lambda _: keep(tmp_path / "key", 65_536), range(40)))
+    assert [(path.name, recalled(path)) for path in tmp_path.iterdir()] == [("key", 65_536)]
+
+
+def test_an_answer_that_cannot_be_kept_is_no_error(tmp_path):
+    (tmp_path / "sizes").write_text("a file in the place of the folder")
+    keep(tmp_path / "sizes" / "key", 4)
+    assert recalled(tmp_path / "sizes" / "key") is None
 
 
 @pytest.mark.parametrize(

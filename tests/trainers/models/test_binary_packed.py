@@ -241,8 +241,8 @@ def flip(folder: Path) -> None:
 
 
 DAMAGE = {
-    "bytes, and the manifest says": truncate,
-    "packed.safetensors does not match its checksum": flip,
+    "bytes, the manifest says": truncate,
+    "packed.safetensors does not match the manifest": flip,
     "config.json has": lambda folder: edit(folder, lambda fields: fields.update(note="x"), sealed=False),
     f"the layout is {LAYOUT + 1}": lambda folder: edit(
         folder, lambda fields: fields["packed"].update(layout=LAYOUT + 1), sealed=True

@@ -385,28 +385,18 @@ def _load(
 def _verify(folder: Path) -> None:
     try:
         files = manifest.sealed_files(folder)
-        listed = {name: (sealed["size"], sealed["sha256"]) for name, sealed in files.items()}
-        if absent := {_CONFIG, PACKED_WEIGHTS} - listed.keys():
+        if absent := {_CONFIG, PACKED_WEIGHTS} - files.keys():
             raise BadSpecError(
                 f"{folder}: not a packed model, {min(absent)} is missing; write one with "
                 "export-model --packed"
             )
-        for name, (size, sha256) in listed.items():
-            if (length := (folder / name).stat().st_size) != size:
-                raise BadSpecError(
-                    f"{folder}: {name} has {length} bytes, and the manifest says {size}; copy the folder "
-                    "again"
-                )
-            if storage.digest(folder / name) != sha256:
-                raise BadSpecError(f"{folder}: {name} does not match its checksum; copy the folder again")
+        problem = manifest.difference(folder, files)
     except FileNotFoundError as error:
-        raise BadSpecError(
-            f"{folder}: {Path(error.filename).name} is missing; copy the folder again"
-        ) from None
+        problem = f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadSpecError(
-            f"{folder}: {storage.MANIFEST} cannot be read ({error}); copy the folder again"
-        ) from None
+        problem = f"{storage.MANIFEST} cannot be read ({error})"
+    if problem is not None:
+        raise BadSpecError(f"{folder}: {problem}; copy the folder again")
 
 
 def _card(text: str) -> str:

@@ -6,8 +6,6 @@ the update, evaluation and checkpoints are those of every strategy: the optimize
 is given takes no step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

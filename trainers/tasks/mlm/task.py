@@ -63,7 +63,7 @@ class Mlm(Task):
             # The test part first: what it has, the others leave out.
             unknown = special.names.get("unk_token", "")
             for part in reversed(corpus.parts):
-                _pack(corpus, part, tokenizer, unknown, task, folder, report)
+                corpus.pack(part, tokenizer, unknown, folder, report)
             if TEST in corpus.parts:
                 (folder / _UNITS).write_text(
                     json.dumps(_sequence_names(TokenSet.open(folder, TEST))), encoding="utf-8"
@@ -264,6 +264,42 @@ class _Corpus:
                     f"{part}: {dropped} texts dropped because they are also in a later part (task.overlap)"
                 )
 
+    def pack(
+        self, part: str, tokenizer: Tokenizer, unknown: str, folder: Path, report: Callable[[str], None]
+    ) -> None:
+        """Writes a part's sequences; what later parts have is left out."""
+        wanted = _wanted(self._task, part)
+        encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
+        (begin,), (separator,) = frame_of(tokenizer, pairs=False)
+        packer = Packer(self._task.max_length, begin=begin, separator=separator, dtype=dtype)
+        progress = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
+        done = 0
+        with closing(TokenWriter(folder, part, dtype)) as writer, closing(self.pieces_apart(part)) as pieces:
+            for texts in pieces:
+                if self.form != "none":
+                    texts = [text.replace(UNKNOWN, unknown) for text in texts]
+                full = packer.add(*encode(texts))[: wanted - done]
+                writer.append(full, np.full(len(full), self._task.max_length))
+                done += len(full)
+                progress(done)
+                if done == wanted:
+                    break
+            else:
+                rest = packer.rest()
+                if len(rest):
+                    writer.append(rest, np.array([len(rest)]))
+                    done += 1
+            if not done:
+                raise self.nothing(part)
+            exact = self._task.examples_of(part)
+            if exact is not None and done < exact:
+                raise BadDataError(
+                    f"{part}_examples is {exact}, but the {part} part packs into {done} sequences of "
+                    f"{self._task.max_length} tokens; lower task.{part}_examples"
+                )
+            writer.finish()
+        report(f"{part}: {done} sequences of {self._task.max_length} tokens, {writer.tokens} tokens")
+
     def nothing(self, part: str) -> BadDataError:
         if self._read_from(part) != part:
             return BadDataError(
@@ -308,45 +344,3 @@ def _beginning(corpus: _Corpus) -> list[str]:
     if not texts:
         raise corpus.nothing(TRAIN)
     return texts
-
-
-def _pack(
-    corpus: _Corpus,
-    part: str,
-    tokenizer: Tokenizer,
-    unknown: str,
-    task: TaskConfig,
-    folder: Path,
-    report: Callable[[str], None],
-) -> None:
-    wanted = _wanted(task, part)
-    encode, dtype = encoder_of(tokenizer), token_dtype(tokenizer)
-    (begin,), (separator,) = frame_of(tokenizer, pairs=False)
-    packer = Packer(task.max_length, begin=begin, separator=separator, dtype=dtype)
-    progress = Pace(report, f"{part}: tokenised and packed", wanted, "sequences")
-    done = 0
-    with closing(TokenWriter(folder, part, dtype)) as writer, closing(corpus.pieces_apart(part)) as pieces:
-        for texts in pieces:
-            if corpus.form != "none":
-                texts = [text.replace(UNKNOWN, unknown) for text in texts]
-            full = packer.add(*encode(texts))[: wanted - done]
-            writer.append(full, np.full(len(full), task.max_length))
-            done += len(full)
-            progress(done)
-            if done == wanted:
-                break
-        else:
-            rest = packer.rest()
-            if len(rest):
-                writer.append(rest, np.array([len(rest)]))
-                done += 1
-        if not done:
-            raise corpus.nothing(part)
-        exact = task.examples_of(part)
-        if exact is not None and done < exact:
-            raise BadDataError(
-                f"{part}_examples is {exact}, but the {part} part packs into {done} sequences of "
-                f"{task.max_length} tokens; lower task.{part}_examples"
-            )
-        writer.finish()
-    report(f"{part}: {done} sequences of {task.max_length} tokens, {writer.tokens} tokens")

@@ -22,7 +22,7 @@ from trainers.config import TaskConfig
 from trainers.data.encoding import ends_of, token_dtype
 from trainers.data.formats import Row
 from trainers.data.layouts import TRAIN
-from trainers.data.tokens import Framed, TokenSet, frame_of, framed
+from trainers.data.tokens import TokenSet
 from trainers.errors import BadDataError
 from trainers.model_kinds.heads import IGNORED, TokenHead
 from trainers.tasks.base import Carried, Facts, Judged, Observed, Parts, Scoring
@@ -90,40 +90,36 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
 
     def tokenise(self, examples: Sequence[Tagged], head: TokenHead, by: Tokenising) -> TokenSet:
         """Returns labels of tokens, and the flat columns `tag`, `words` and `seen` that scoring needs."""
-        tokenizer, max_length = by.tokenizer, by.task.max_length
+        tokenizer = by.tokenizer
         tokenizer.no_padding()
-        tokenizer.no_truncation()
+        tokenizer.enable_truncation(by.task.max_length)
         numbers = {name: number for number, name in enumerate(head.classes)}
-        frame = frame_of(tokenizer, pairs=False)
-        before, specials = len(frame[0]), sum(map(len, frame))
-        chunks: list[Framed] = []
+        dtype = token_dtype(tokenizer)
+        tokens: list[np.ndarray] = []
         labels: list[np.ndarray] = []
         seen: list[np.ndarray] = []
+        cut: list[bool] = []
         for start in range(0, len(examples), _CHUNK):
             chunk = examples[start : start + _CHUNK]
-            encoded = tokenizer.encode_batch([one.texts[0] for one in chunk], add_special_tokens=False)
-            counts = np.array([len(one.ids) for one in encoded], dtype=np.int64)
-            ids = np.fromiter(
-                chain.from_iterable(one.ids for one in encoded), token_dtype(tokenizer), int(counts.sum())
-            )
-            chunks.append(framed(frame, [(ids, counts)], max_length))
-            for one, pieces, length in zip(chunk, encoded, chunks[-1].lengths.tolist(), strict=True):
-                room = length - specials
-                first = first_pieces(one.words, pieces.offsets)
-                inside = (first >= 0) & (first < room)
-                of_tokens = np.full(length, IGNORED, dtype=np.int64)
+            for one, encoded in zip(
+                chunk, tokenizer.encode_batch([one.texts[0] for one in chunk]), strict=True
+            ):
+                first = first_pieces(one.words, encoded.offsets)
+                inside = first >= 0
+                of_tokens = np.full(len(encoded.ids), IGNORED, dtype=np.int64)
                 tags = np.array([numbers[tag] for tag in one.tags], dtype=np.int64)
-                of_tokens[before + first[inside]] = tags[inside]
+                of_tokens[first[inside]] = tags[inside]
+                tokens.append(np.array(encoded.ids, dtype=dtype))
                 labels.append(of_tokens)
                 seen.append(inside)
+                cut.append(bool(encoded.overflowing))
             by.progress(start + len(chunk))
-        whole = Framed.joined(chunks)
         return TokenSet(
-            whole.tokens,
-            ends_of(whole.lengths),
+            np.concatenate(tokens),
+            ends_of(np.array([len(of_tokens) for of_tokens in labels])),
             np.empty((len(examples), 0), dtype=np.int64),
             columns={
-                "cut": whole.cut,
+                "cut": np.array(cut),
                 "tag": np.array([numbers[tag] for one in examples for tag in one.tags], dtype=np.int64),
                 "words": np.array([len(one.words) for one in examples], dtype=np.int64),
                 "seen": np.concatenate(seen),
@@ -144,7 +140,10 @@ class TokenClassification(DatasetTask[Tagged, TokenHead]):
 
 
 def first_pieces(words: Sequence[tuple[int, int]], offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(W,) the first piece of each word, by its last character (spaces may belong to it); -1 = none."""
+    """(W,) the first piece of each word, by its last character (spaces may belong to it); -1 = none.
+
+    Special tokens are at no character, and so in no word.
+    """
     starts = np.array([start for start, _ in words], dtype=np.int64)
     ends = np.array([end for _, end in words], dtype=np.int64)
     last = np.array([end for _, end in offsets], dtype=np.int64) - 1
