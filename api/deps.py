@@ -1,9 +1,9 @@
-"""What routes ask for, as annotated types."""
+"""How routes are declared, and what they ask for, as annotated types."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from api.access import MAX_ID, Caller, current_user
 from api.intake import Checks, ClusterView, ProjectView
@@ -140,12 +140,44 @@ SpecBody = Annotated[bytes, Depends(_body)]
 TEXT, BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
 
 
-def answered(
-    description: str, contents: Mapping[str, Mapping[str, Any]], *problems: str
-) -> dict[int | str, dict[str, Any]]:
-    """Returns OpenAPI's `responses` of an answer that is not a record: schema by media type, problems."""
-    content = {media_type: {"schema": schema} for media_type, schema in contents.items()}
-    return {200: {"description": description, "content": content}, **declared(*problems)}
+Route = TypeVar("Route", bound=Callable[..., Any])
+
+
+class Operations(APIRouter):
+    """Operations of the API, which cannot be declared without a rule of `api.access`."""
+
+    def operation(
+        self,
+        operation: str,
+        rule: Any,
+        summary: str | None = None,
+        *dependencies: Any,
+        sends: Mapping[str, Mapping[str, Any]] | None = None,
+        described: str = "",
+        problems: Sequence[str] = (),
+        **options: Any,
+    ) -> Callable[[Route], Route]:
+        """Adds an operation: its method and path, such as `GET /{run_id}`, and who may ask for it.
+
+        Args:
+            sends: of an answer that is not a record, schema by media type; `described` is what it holds.
+            problems: slugs of those that `api.openapi` cannot derive.
+            options: as for `APIRouter.api_route`.
+        """
+        method, _, path = operation.partition(" ")
+        responses = {**declared(*problems), **options.pop("responses", {})}
+        if sends is not None:
+            content = {media_type: {"schema": schema} for media_type, schema in sends.items()}
+            responses[200] = {"description": described, "content": content}
+            options = {"response_class": Response, **options}
+        return self.api_route(
+            path,
+            methods=[method],
+            dependencies=[rule, *dependencies],
+            summary=summary,
+            responses=responses,
+            **options,
+        )
 
 
 def attached(name: str) -> dict[str, str]:

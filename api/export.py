@@ -16,7 +16,7 @@ import orjson
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from api.deps import BINARY, TEXT, answered, attached
+from api.deps import BINARY, TEXT, attached
 from api.problems import ProblemError
 from service.config.suggestions import nearest
 from service.domain.access import EVERYTHING, Visibility
@@ -41,10 +41,7 @@ MEDIA_TYPES = {
     TableFormat.jsonl: "application/jsonl",
 }
 
-ANSWERED = answered(
-    "The table.",
-    {kind: BINARY if form is TableFormat.parquet else TEXT for form, kind in MEDIA_TYPES.items()},
-)
+TABLES = {kind: BINARY if form is TableFormat.parquet else TEXT for form, kind in MEDIA_TYPES.items()}
 
 Row = dict[str, Any]
 Columns = Mapping[str, type]

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import Depends, Path, Query
 from fastapi.responses import Response
 
 from api.access import MAX_ID, SEE_ALL, SIGNED_IN
-from api.deps import TEXT, CurrentUser, ExperimentId, Filter, SettingsDep, StoreDep, answered
+from api.deps import TEXT, CurrentUser, ExperimentId, Filter, Operations, SettingsDep, StoreDep
 from service.analysis import answers
 from service.analysis.words import assignments, one_assignment
 from service.domain.records import Items
@@ -26,8 +26,8 @@ from service.output.plots.plot import MOST_CURVES, Band, By, Chart, Choices, Opt
 if TYPE_CHECKING:
     from service.analysis.question import Question
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
-across = APIRouter(prefix="/api/v1", tags=["answers"])  # Over all experiments that the reader sees
+router = Operations(prefix="/api/v1/experiments", tags=["answers"])
+across = Operations(prefix="/api/v1", tags=["answers"])  # Over all experiments that the reader sees
 
 _MOST = 100
 
@@ -127,7 +127,7 @@ class ReportFormat(StrEnum):
     md = "md"  # Markdown: the same words and tables
 
 
-@router.get("/{experiment_id}/compare", dependencies=[SEE_ALL], summary="Compare configurations")
+@router.operation("GET /{experiment_id}/compare", SEE_ALL, "Compare configurations")
 def compare_experiment(
     asked: Asked,
     by: Annotated[list[str] | None, _several("Axes that make the rows; none = all.", "precision")] = None,
@@ -188,7 +188,7 @@ def compare_experiment(
     return replace(answer, published=compare_published(question, table, specs))
 
 
-@router.get("/{experiment_id}/score", dependencies=[SEE_ALL], summary="Score configurations")
+@router.operation("GET /{experiment_id}/score", SEE_ALL, "Score configurations")
 def score_experiment(
     asked: Asked,
     strategy: Strategy = None,
@@ -203,19 +203,19 @@ def score_experiment(
     )
 
 
-@router.get("/{experiment_id}/frontier", dependencies=[SEE_ALL], summary="Get the Pareto frontier")
+@router.operation("GET /{experiment_id}/frontier", SEE_ALL, "Get the Pareto frontier")
 def frontier_experiment(asked: Asked, metric: Metrics = None) -> answers.FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
     return asked.question().frontier(metrics=metric or ())
 
 
-@router.get("/{experiment_id}/effects", dependencies=[SEE_ALL], summary="Get the effects of axes")
+@router.operation("GET /{experiment_id}/effects", SEE_ALL, "Get the effects of axes")
 def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05) -> answers.EffectsAnswer:
     """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
     return asked.question().effects(metrics=metric or (), alpha=alpha)
 
 
-@router.get("/{experiment_id}/recommend", dependencies=[SEE_ALL], summary="Recommend a configuration")
+@router.operation("GET /{experiment_id}/recommend", SEE_ALL, "Recommend a configuration")
 def recommend_experiment(
     asked: Asked,
     objective: Annotated[str, _one("The metric to be best on.", "cost_usd")] = "cost_usd",
@@ -240,9 +240,7 @@ def recommend_experiment(
     )
 
 
-@router.get(
-    "/{experiment_id}/speedup", dependencies=[SEE_ALL], summary="Set configurations against a baseline"
-)
+@router.operation("GET /{experiment_id}/speedup", SEE_ALL, "Set configurations against a baseline")
 def speedup_experiment(
     asked: Asked,
     baseline: Annotated[
@@ -270,7 +268,7 @@ def speedup_experiment(
     )
 
 
-@router.get("/{experiment_id}/tasks", dependencies=[SEE_ALL], summary="Rank configurations over tasks")
+@router.operation("GET /{experiment_id}/tasks", SEE_ALL, "Rank configurations over tasks")
 def rank_over_tasks(
     asked: Asked,
     metric: Annotated[
@@ -284,7 +282,7 @@ def rank_over_tasks(
     return across_tasks(read_run_table(asked.store, asked.ids, asked.selection), metric=metric)
 
 
-@across.get("/guide", dependencies=[SIGNED_IN], summary="Get guidelines from finished experiments")
+@across.operation("GET /guide", SIGNED_IN, "Get guidelines from finished experiments")
 def get_guide(
     store: StoreDep,
     settings: SettingsDep,
@@ -315,12 +313,12 @@ def get_guide(
     )
 
 
-@router.get(
-    "/{experiment_id}/report",
-    dependencies=[SEE_ALL],
-    response_class=Response,
-    summary="Get a report",
-    responses=answered("The report.", {"text/html": TEXT, "text/markdown": TEXT}),
+@router.operation(
+    "GET /{experiment_id}/report",
+    SEE_ALL,
+    "Get a report",
+    sends={"text/html": TEXT, "text/markdown": TEXT},
+    described="The report.",
 )
 def report_experiment(
     asked: Asked,
@@ -345,7 +343,7 @@ def report_experiment(
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
-@router.get("/{experiment_id}/figures", dependencies=[SEE_ALL], summary="List figures")
+@router.operation("GET /{experiment_id}/figures", SEE_ALL, "List figures")
 def list_figures(ids: Ids, store: StoreDep) -> Choices:
     """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
     from service.output.plots.registry import choices
@@ -362,9 +360,7 @@ Unfinished = Annotated[
 ]
 
 
-@router.get(
-    "/{experiment_id}/curves", dependencies=[SEE_ALL], response_model=Items[Chart], summary="Get curves"
-)
+@router.operation("GET /{experiment_id}/curves", SEE_ALL, "Get curves", response_model=Items[Chart])
 def get_curves(
     asked: Asked,
     metric: Annotated[
@@ -394,9 +390,7 @@ def get_curves(
     return Response(orjson.dumps(Items(found)), media_type="application/json")
 
 
-@router.get(
-    "/{experiment_id}/figures/{figure}", dependencies=[SEE_ALL], response_model=Plot, summary="Get a figure"
-)
+@router.operation("GET /{experiment_id}/figures/{figure}", SEE_ALL, "Get a figure", response_model=Plot)
 def get_figure(
     asked: Asked,
     figure: Annotated[

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewUser, TokenRequest, UserChange
-from api.deps import TEXT, CurrentUser, StoreDep, answered, attached
+from api.deps import TEXT, CurrentUser, Operations, StoreDep, attached
 from api.export import MEDIA_TYPES, csv_chunks
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.formats import TableFormat
@@ -19,7 +19,7 @@ from service.domain.people import AuditPage, AuditRow, NewToken, Token, User
 from service.domain.records import Items
 from service.domain.serialization import to_json
 
-router = APIRouter(prefix="/api/v1", tags=["people"])
+router = Operations(prefix="/api/v1", tags=["people"])
 
 UserName = Annotated[str, Path(max_length=100, description="Name of the user.", examples=["ada"])]
 TokenId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the token.", examples=[3])]
@@ -35,25 +35,25 @@ CHANGES_ACCESS = Depends(_forget, scope="function")
 """Lets what a route changes take effect at once: principals and projects are read again."""
 
 
-@router.get("/users", dependencies=[ADMINISTER], summary="List the users")
+@router.operation("GET /users", ADMINISTER, "List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
     return Items(store.people.users())
 
 
-@router.post("/users", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Add a user")
+@router.operation("POST /users", ADMINISTER, "Add a user", CHANGES_ACCESS, status_code=201)
 def add_user(body: NewUser, store: StoreDep, user: CurrentUser) -> User:
     """Add a person or a service account, who becomes a member of the project `default`."""
     return store.people.add_user(**dict(body), actor=user.actor)
 
 
-@router.patch("/users/{name}", dependencies=[ADMINISTER, CHANGES_ACCESS], summary="Change a user")
+@router.operation("PATCH /users/{name}", ADMINISTER, "Change a user", CHANGES_ACCESS)
 def change_user(name: UserName, body: UserChange, store: StoreDep, user: CurrentUser) -> User:
     """Disable or enable a user, make them an administrator, or change their address."""
     return store.people.set_user(name, **dict(body), actor=user.actor)
 
 
-@router.get("/tokens", dependencies=[SIGNED_IN], responses=declared("forbidden"), summary="List tokens")
+@router.operation("GET /tokens", SIGNED_IN, "List tokens", problems=["forbidden"])
 def list_tokens(
     store: StoreDep,
     user: CurrentUser,
@@ -73,12 +73,8 @@ def list_tokens(
     return Items([token for token in store.people.tokens(wanted) if user.principal.reaches(token.project)])
 
 
-@router.post(
-    "/tokens",
-    dependencies=[SUBMIT],
-    status_code=201,
-    responses=declared("not-found", "conflict"),
-    summary="Create a token",
+@router.operation(
+    "POST /tokens", SUBMIT, "Create a token", problems=["not-found", "conflict"], status_code=201
 )
 def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewToken:
     """The answer has the secret, this once. A token can do no more than the one that it was created with."""
@@ -92,7 +88,7 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     )
 
 
-@router.delete("/tokens/{token_id}", dependencies=[SUBMIT, CHANGES_ACCESS], summary="Revoke a token")
+@router.operation("DELETE /tokens/{token_id}", SUBMIT, "Revoke a token", CHANGES_ACCESS)
 def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token:
     """It stops working at once; one that was revoked before stays as it is, which is not an error.
 
@@ -143,7 +139,7 @@ async def _chosen_rows(
 ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
 
 
-@router.get("/audit", dependencies=[ADMINISTER], summary="Read the audit log")
+@router.operation("GET /audit", ADMINISTER, "Read the audit log")
 def list_audit(
     store: StoreDep,
     chosen: ChosenRows,
@@ -155,15 +151,12 @@ def list_audit(
     return store.audit.page(after=after, newest_first=newest_first, limit=limit, **chosen)
 
 
-@router.get(
-    "/audit/export",
-    dependencies=[ADMINISTER],
-    response_class=StreamingResponse,
-    responses=answered(
-        "One row per change, the oldest first; streamed.",
-        {MEDIA_TYPES[form]: TEXT for form in (TableFormat.jsonl, TableFormat.csv)},
-    ),
-    summary="Export the audit log",
+@router.operation(
+    "GET /audit/export",
+    ADMINISTER,
+    "Export the audit log",
+    sends={MEDIA_TYPES[form]: TEXT for form in (TableFormat.jsonl, TableFormat.csv)},
+    described="One row per change, the oldest first; streamed.",
 )
 def export_audit(
     store: StoreDep,

@@ -5,9 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from starlette.concurrency import run_in_threadpool
 
 from api import export
 from api.access import MANAGE_RUN, MAX_ID, ORGANISE_RUN, SEE_RUN, SIGNED_IN, SUBMIT_FROM_RUN, while_permitted
@@ -21,15 +20,15 @@ from api.deps import (
     CurrentUser,
     IdempotencyKey,
     LastEventId,
+    Operations,
     PageOfRuns,
     RunId,
     SettingsDep,
     StoreDep,
     StreamsDep,
-    answered,
     attached,
 )
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from api.routes.experiments import SUBMITTED, submitted
 from api.stream import EventStream, Place
 from service.config.settings import Settings
@@ -37,7 +36,6 @@ from service.domain.formats import TableFormat
 from service.domain.ledger import Account
 from service.domain.records import (
     Attempt,
-    ExperimentStatus,
     Items,
     LogLine,
     MeasurementRow,
@@ -54,10 +52,9 @@ from service.output import run_data, run_files
 from service.output.bounded import Unanswerable, ask_model, trial_of
 from service.output.model_folder import open_model, read_model_card
 from service.specs.derived import continued, retrained
-from service.store import Store
 from service.store.series import MOST_POINTS
 
-router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
+router = Operations(prefix="/api/v1/runs", tags=["runs"])
 
 _TRACE: Mapping[str, Any] = {"application/json": {"type": "object"}}
 
@@ -68,9 +65,16 @@ CheckpointName = Annotated[
 ]
 
 
-async def _existing(run_id: RunId, store: StoreDep) -> int:
+def _existing(run_id: RunId, store: StoreDep) -> int:
     """Returns the id of a run that exists; a stream has no status once it has begun."""
-    return (await run_in_threadpool(store.runs.get, run_id)).id
+    return store.runs.get(run_id).id
+
+
+def _with_config(run_id: RunId, store: StoreDep) -> tuple[Run, dict[str, Any]]:
+    return store.runs.get(run_id), json.loads(store.runs.config(run_id))
+
+
+Source = Annotated[tuple[Run, dict[str, Any]], Depends(_with_config)]
 
 
 async def _place(
@@ -82,18 +86,14 @@ async def _place(
     return Place(newest=True) if now and last_event_id is None else Place.parse(last_event_id)
 
 
-@router.get("", dependencies=[SIGNED_IN], summary="List runs over all experiments")
+@router.operation("GET", SIGNED_IN, "List runs over all experiments")
 def list_runs(store: StoreDep, user: CurrentUser, page: PageOfRuns) -> Page[Run]:
     """Filters in MLflow's grammar: `precision = 'fp16' and accuracy > 0.9`."""
     return store.runs.page(**page, visible=user.visible)
 
 
-@router.get(
-    "/export",
-    dependencies=[SIGNED_IN],
-    response_class=StreamingResponse,
-    summary="Export runs over all experiments",
-    responses=export.ANSWERED,
+@router.operation(
+    "GET /export", SIGNED_IN, "Export runs over all experiments", sends=export.TABLES, described="The table."
 )
 def export_runs(
     store: StoreDep, user: CurrentUser, chosen: ChosenRuns, format: export.FormatParameter = TableFormat.csv
@@ -102,15 +102,13 @@ def export_runs(
     return export.answer(store, format, "runs", visible=user.visible, **chosen)
 
 
-@router.get("/{run_id}", dependencies=[SEE_RUN], summary="Get a run")
+@router.operation("GET /{run_id}", SEE_RUN, "Get a run")
 def get_run(run_id: RunId, store: StoreDep) -> Run:
     """One run with its progress and latest figures."""
     return store.runs.get(run_id)
 
 
-@router.patch(
-    "/{run_id}/marks", dependencies=[ORGANISE_RUN], summary="Change a run's name, star, tags and notes"
-)
+@router.operation("PATCH /{run_id}/marks", ORGANISE_RUN, "Change a run's name, star, tags and notes")
 def change_run(run_id: RunId, store: StoreDep, user: CurrentUser, body: RunChange) -> Run:
     """Set what people add to a run; `starred`, `tag = baseline` and `name = best` in a filter find it."""
     experiment_id = store.runs.get(run_id).experiment_id
@@ -118,67 +116,41 @@ def change_run(run_id: RunId, store: StoreDep, user: CurrentUser, body: RunChang
     return run
 
 
-@router.post("/{run_id}/cancel", dependencies=[MANAGE_RUN], summary="Cancel a run")
+@router.operation("POST /{run_id}/cancel", MANAGE_RUN, "Cancel a run")
 def cancel_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Ask it to end; one that has ended stays as it is, which is not an error."""
     return store.requests.cancel_run(run_id, actor=user.actor)
 
 
-@router.post("/{run_id}/retry", dependencies=[MANAGE_RUN], summary="Retry a run")
+@router.operation("POST /{run_id}/retry", MANAGE_RUN, "Retry a run")
 def retry_run(run_id: RunId, store: StoreDep, user: CurrentUser) -> Run:
     """Queue a run that has ended without a result again."""
     return store.requests.retry_run(run_id, actor=user.actor)
 
 
-@router.post(
-    "/{run_id}/continue",
-    dependencies=[SUBMIT_FROM_RUN],
-    status_code=201,
-    response_model=ExperimentStatus,
-    responses={**SUBMITTED},
-    summary="Train the model of a run further",
-)
+@router.operation("POST /{run_id}/continue", SUBMIT_FROM_RUN, "Train the model of a run further", **SUBMITTED)
 async def continue_run(
-    request: Request,
-    run_id: RunId,
-    store: StoreDep,
-    body: Continuation,
-    idempotency_key: IdempotencyKey = None,
+    request: Request, source: Source, body: Continuation, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Submit an experiment with one run that starts from the best checkpoint of this one.
 
     It has the same settings and seed, and a fresh optimizer and learning rate schedule.
     """
-    run, config = await run_in_threadpool(_with_config, store, run_id)
-    text = continued(run, config, body.model_dump(exclude_none=True))
+    text = continued(*source, body.model_dump(exclude_none=True))
     return await submitted(request, text.encode(), idempotency_key)
 
 
-@router.post(
-    "/{run_id}/retrain",
-    dependencies=[SUBMIT_FROM_RUN],
-    status_code=201,
-    response_model=ExperimentStatus,
-    responses={**SUBMITTED},
-    summary="Train the settings of a run on all data",
+@router.operation(
+    "POST /{run_id}/retrain", SUBMIT_FROM_RUN, "Train the settings of a run on all data", **SUBMITTED
 )
 async def retrain_run(
-    request: Request,
-    run_id: RunId,
-    store: StoreDep,
-    body: Retraining,
-    idempotency_key: IdempotencyKey = None,
+    request: Request, source: Source, body: Retraining, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Submit an experiment with one run that learns from the validation part as well; the test part stays."""
-    run, config = await run_in_threadpool(_with_config, store, run_id)
-    return await submitted(request, retrained(run, config, body.on).encode(), idempotency_key)
+    return await submitted(request, retrained(*source, body.on).encode(), idempotency_key)
 
 
-def _with_config(store: Store, run_id: int) -> tuple[Run, dict[str, Any]]:
-    return store.runs.get(run_id), json.loads(store.runs.config(run_id))
-
-
-@router.get("/{run_id}/points", dependencies=[SEE_RUN], summary="Get the points of a run")
+@router.operation("GET /{run_id}/points", SEE_RUN, "Get the points of a run")
 def get_points(
     run_id: RunId,
     store: StoreDep,
@@ -220,31 +192,31 @@ def get_points(
     return Points(run_id, {metric: one for metric, one in series.items() if one.steps})
 
 
-@router.get("/{run_id}/measurements", dependencies=[SEE_RUN], summary="Get the measurements of a run")
+@router.operation("GET /{run_id}/measurements", SEE_RUN, "Get the measurements of a run")
 def get_measurements(run_id: RunId, store: StoreDep) -> Items[MeasurementRow]:
     """Quantities with unit and provenance over windows."""
     return Items(store.runs.measurements(run_id))
 
 
-@router.get("/{run_id}/ledger", dependencies=[SEE_RUN], summary="Get the ledger of a run")
+@router.operation("GET /{run_id}/ledger", SEE_RUN, "Get the ledger of a run")
 def get_run_ledger(run_id: RunId, store: StoreDep) -> Account:
     """What every attempt is charged in time, money and energy, and what of it was lost."""
     return store.accounting.account(run_id)
 
 
-@router.get("/{run_id}/summary", dependencies=[SEE_RUN], summary="Get the summary of a run")
+@router.operation("GET /{run_id}/summary", SEE_RUN, "Get the summary of a run")
 def get_summary(run_id: RunId, store: StoreDep) -> RunSummary:
     """Everything that it reported as a whole; empty until it ends."""
     return RunSummary(run_id, store.runs.summary(run_id))
 
 
-@router.get("/{run_id}/attempts", dependencies=[SEE_RUN], summary="Get the attempts of a run")
+@router.operation("GET /{run_id}/attempts", SEE_RUN, "Get the attempts of a run")
 def get_attempts(run_id: RunId, store: StoreDep) -> Items[Attempt]:
     """Each try at it, the first one first, with what makes it reproducible."""
     return Items(store.runs.attempts(run_id))
 
 
-@router.get("/{run_id}/logs", dependencies=[SEE_RUN], summary="Get the log of a run")
+@router.operation("GET /{run_id}/logs", SEE_RUN, "Get the log of a run")
 def get_logs(
     run_id: RunId,
     store: StoreDep,
@@ -278,17 +250,16 @@ def get_logs(
     return Items(lines)
 
 
-@router.get(
-    "/{run_id}/model",
-    dependencies=[SEE_RUN],
-    response_class=StreamingResponse,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/model",
+    SEE_RUN,
+    "Download the model of a run",
+    sends={"application/x-tar": BINARY},
+    described=(
         "An uncompressed tar archive: `manifest.json` with the size and SHA-256 of the "
-        "others, then model card, configuration, tokenizer and weights.",
-        {"application/x-tar": BINARY},
-        "no-model",
+        "others, then model card, configuration, tokenizer and weights."
     ),
-    summary="Download the model of a run",
+    problems=["no-model"],
 )
 def get_model(
     run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
@@ -299,17 +270,16 @@ def get_model(
     return StreamingResponse(model.tar(), media_type="application/x-tar", headers=headers)
 
 
-@router.get(
-    "/{run_id}/trace",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/trace",
+    SEE_RUN,
+    "Get the timeline of a run",
+    sends=_TRACE,
+    described=(
         "A document in Chrome's trace-event format: a process per worker, a slice per "
-        "step, its phases inside; times in microseconds.",
-        _TRACE,
-        "no-trace",
+        "step, its phases inside; times in microseconds."
     ),
-    summary="Get the timeline of a run",
+    problems=["no-trace"],
 )
 def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
     """Where its traced steps went on every worker; opens in Perfetto and chrome://tracing."""
@@ -317,17 +287,16 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     return Response(document, media_type="application/json", headers=attached(f"run-{run_id}-trace.json"))
 
 
-@router.get(
-    "/{run_id}/trace/kernels",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/trace/kernels",
+    SEE_RUN,
+    "Get the kernel trace of a run's worker",
+    sends=_TRACE,
+    described=(
         "The profiler's document in Chrome's trace-event format: operators, and on a GPU "
-        "kernels and copies; times in microseconds.",
-        _TRACE,
-        "no-trace",
+        "kernels and copies; times in microseconds."
     ),
-    summary="Get the kernel trace of a run's worker",
+    problems=["no-trace"],
 )
 def get_kernel_trace(
     run_id: RunId,
@@ -341,33 +310,31 @@ def get_kernel_trace(
     return Response(document, media_type="application/json", headers=attached(name))
 
 
-@router.get(
-    "/{run_id}/histograms",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/histograms",
+    SEE_RUN,
+    "Get histograms of a run's weights and gradients",
+    sends={"application/json": {"type": "array", "items": {"type": "object"}}},
+    described=(
         "By step and layer, the largest magnitude m of weights and gradients and counts in 64 equal bins of "
-        "[-m, m]; null where one is not finite. Empty without `telemetry.histogram_steps`.",
-        {"application/json": {"type": "array", "items": {"type": "object"}}},
+        "[-m, m]; null where one is not finite. Empty without `telemetry.histogram_steps`."
     ),
-    summary="Get histograms of a run's weights and gradients",
 )
 def get_histograms(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
     """How they were distributed in the steps that the spec asked for, as rank 0 had them."""
     return Response(run_files.read_histograms(store, settings, run_id), media_type="application/json")
 
 
-@router.get(
-    "/{run_id}/predictions",
-    dependencies=[SEE_RUN],
-    response_class=StreamingResponse,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/predictions",
+    SEE_RUN,
+    "Get the predictions of a run's test part",
+    sends={"application/vnd.apache.parquet": BINARY, "application/jsonl": TEXT},
+    described=(
         "One row per unit of the test part (an example or a question): stable name, share "
-        "of the headline, prediction and truth (in Parquet as JSON text).",
-        {"application/vnd.apache.parquet": BINARY, "application/jsonl": TEXT},
-        "no-predictions",
+        "of the headline, prediction and truth (in Parquet as JSON text)."
     ),
-    summary="Get the predictions of a run's test part",
+    problems=["no-predictions"],
 )
 def get_predictions(
     run_id: RunId,
@@ -388,11 +355,11 @@ def get_predictions(
     )
 
 
-@router.get(
-    "/{run_id}/predictions/rows",
-    dependencies=[SEE_RUN],
-    responses=declared("no-predictions"),
-    summary="Look through the predictions of a run's test part",
+@router.operation(
+    "GET /{run_id}/predictions/rows",
+    SEE_RUN,
+    "Look through the predictions of a run's test part",
+    problems=["no-predictions"],
 )
 def list_predictions(
     run_id: RunId,
@@ -412,11 +379,11 @@ def list_predictions(
     return run_data.predicted_units(store, settings, run_id, order, label, predicted, wrong, offset, limit)
 
 
-@router.get(
-    "/{run_id}/predictions/summary",
-    dependencies=[SEE_RUN],
-    responses=declared("no-predictions"),
-    summary="Summarise the predictions of a run's test part",
+@router.operation(
+    "GET /{run_id}/predictions/summary",
+    SEE_RUN,
+    "Summarise the predictions of a run's test part",
+    problems=["no-predictions"],
 )
 def get_prediction_summary(
     run_id: RunId, store: StoreDep, settings: SettingsDep
@@ -425,17 +392,14 @@ def get_prediction_summary(
     return run_data.prediction_summary(store, settings, run_id)
 
 
-@router.get("/{run_id}/data", dependencies=[SEE_RUN], summary="Inspect the data of a run")
+@router.operation("GET /{run_id}/data", SEE_RUN, "Inspect the data of a run")
 def get_run_data(run_id: RunId, store: StoreDep, settings: SettingsDep) -> run_data.RunDataset:
     """Samples, labels, lengths, duplicates and overlap of its files, of the first 64 MiB."""
     return run_data.run_data(store, settings, run_id)
 
 
-@router.get(
-    "/{run_id}/evaluate",
-    dependencies=[SEE_RUN],
-    responses=declared("unanswerable"),
-    summary="Get what a run's model can be asked",
+@router.operation(
+    "GET /{run_id}/evaluate", SEE_RUN, "Get what a run's model can be asked", problems=["unanswerable"]
 )
 def get_model_trial(run_id: RunId, store: StoreDep, settings: SettingsDep) -> ModelTrial:
     """The fields of an example, and how many texts a request takes."""
@@ -443,11 +407,11 @@ def get_model_trial(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Mo
     return trial_of(store, run_id)[0]
 
 
-@router.post(
-    "/{run_id}/evaluate",
-    dependencies=[SEE_RUN],
-    responses=declared("unanswerable", "no-model"),
-    summary="Evaluate texts with a run's model",
+@router.operation(
+    "POST /{run_id}/evaluate",
+    SEE_RUN,
+    "Evaluate texts with a run's model",
+    problems=["unanswerable", "no-model"],
 )
 def evaluate_texts(
     run_id: RunId, body: TypedTexts, store: StoreDep, settings: SettingsDep, process: BoundedDep
@@ -462,7 +426,7 @@ def _require_evaluation(settings: Settings) -> None:
         raise Unanswerable("this service evaluates no texts; an operator sets STILLHOUSE_EVALUATE=true")
 
 
-@router.get("/{run_id}/stream", dependencies=[SEE_RUN], response_class=EventStream, summary="Follow a run")
+@router.operation("GET /{run_id}/stream", SEE_RUN, "Follow a run", response_class=EventStream)
 async def stream_run(
     request: Request,
     run_id: Annotated[int, Depends(_existing)],
@@ -479,30 +443,27 @@ async def stream_run(
     return EventStream(while_permitted(request, streams.follow_run(run_id, place)))
 
 
-@router.get(
-    "/{run_id}/config",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
-        "The spec with all defaults and this run's axis values, as JSON.", {"application/json": SPEC_SCHEMA}
-    ),
-    summary="Get the configuration of a run",
+@router.operation(
+    "GET /{run_id}/config",
+    SEE_RUN,
+    "Get the configuration of a run",
+    sends={"application/json": SPEC_SCHEMA},
+    described="The spec with all defaults and this run's axis values, as JSON.",
 )
 def get_run_config(run_id: RunId, store: StoreDep) -> Response:
     """Configuration with all defaults; submitted as a spec, it makes this one run."""
     return Response(store.runs.config(run_id), media_type="application/json")
 
 
-@router.get(
-    "/{run_id}/patch",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
+@router.operation(
+    "GET /{run_id}/patch",
+    SEE_RUN,
+    "Get the changes to the code of a run",
+    sends={"text/x-diff": TEXT},
+    described=(
         "A patch to the commit in the attempt's facts, at most 256 KiB, with untracked files in comments; "
-        "empty where the code did not differ, or that is not known.",
-        {"text/x-diff": TEXT},
+        "empty where the code did not differ, or that is not known."
     ),
-    summary="Get the changes to the code of a run",
 )
 def get_patch(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
     """How the code that trained its newest attempt differs from its commit; nothing in it is filtered."""
@@ -510,7 +471,7 @@ def get_patch(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     return Response(patch, media_type="text/x-diff", headers=attached(f"run-{run_id}.patch"))
 
 
-@router.get("/{run_id}/checkpoints", dependencies=[SEE_RUN], summary="List the checkpoints of a run")
+@router.operation("GET /{run_id}/checkpoints", SEE_RUN, "List the checkpoints of a run")
 def list_checkpoints(
     run_id: RunId, store: StoreDep, settings: SettingsDep
 ) -> Items[run_files.SavedCheckpoint]:
@@ -518,16 +479,13 @@ def list_checkpoints(
     return Items(run_files.saved_checkpoints(store, settings, run_id))
 
 
-@router.get(
-    "/{run_id}/model-card",
-    dependencies=[SEE_RUN],
-    response_class=Response,
-    responses=answered(
-        "Markdown with YAML front matter, as in the folder that `model` downloads.",
-        {"text/markdown": TEXT},
-        "no-model",
-    ),
-    summary="Get the model card of a run",
+@router.operation(
+    "GET /{run_id}/model-card",
+    SEE_RUN,
+    "Get the model card of a run",
+    sends={"text/markdown": TEXT},
+    described="Markdown with YAML front matter, as in the folder that `model` downloads.",
+    problems=["no-model"],
 )
 def get_model_card(
     run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"

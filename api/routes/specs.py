@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 
 from api.access import SIGNED_IN, SUBMIT
@@ -21,12 +21,12 @@ from api.deps import (
     ChecksDep,
     ClusterDep,
     CurrentUser,
+    Operations,
     PageSize,
     ProjectsDep,
     SettingsDep,
     SpecBody,
     StoreDep,
-    answered,
 )
 from api.problems import ProblemError, invalid
 from service.config.document import SpecError
@@ -42,15 +42,16 @@ from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable
 from trainers.data.paths import UnusablePath, find
 
-router = APIRouter(prefix="/api/v1", tags=["specs"])
+router = Operations(prefix="/api/v1", tags=["specs"])
 
 
-@router.get(
-    "/spec.schema.json",
-    dependencies=[SIGNED_IN],
+@router.operation(
+    "GET /spec.schema.json",
+    SIGNED_IN,
+    "Get the JSON Schema of a spec",
+    sends={"application/json": {"type": "object"}},
+    described="JSON Schema, draft 2020-12.",
     response_model=None,
-    responses=answered("JSON Schema, draft 2020-12.", {"application/json": {"type": "object"}}),
-    summary="Get the JSON Schema of a spec",
 )
 async def get_spec_schema() -> JSONResponse:
     """The schema that editors complete and check specs with."""
@@ -60,13 +61,13 @@ async def get_spec_schema() -> JSONResponse:
 _SCHEMA: dict[str, Any] = json_schema()
 
 
-@router.get("/examples", dependencies=[SIGNED_IN], summary="List examples of specs")
+@router.operation("GET /examples", SIGNED_IN, "List examples of specs")
 def list_examples() -> Items[Example]:
     """Specs to begin with, each with the question that it answers."""
     return Items(list(examples()))
 
 
-@router.post("/specs/validate", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Validate a spec")
+@router.operation("POST /specs/validate", SUBMIT, "Validate a spec", openapi_extra=SPEC_BODY)
 async def validate_spec(
     text: SpecBody,
     settings: SettingsDep,
@@ -94,9 +95,7 @@ async def validate_spec(
     return await checks.heavy(check)
 
 
-@router.post(
-    "/specs/preview", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Preview the runs of a spec"
-)
+@router.operation("POST /specs/preview", SUBMIT, "Preview the runs of a spec", openapi_extra=SPEC_BODY)
 async def preview_spec(
     text: SpecBody,
     settings: SettingsDep,
@@ -164,17 +163,15 @@ async def preview_spec(
 _FILE = re.compile(r"\w[\w .()+-]*\.(csv|tsv|json|jsonl|parquet)")
 
 
-@router.post(
-    "/data/inspect",
-    dependencies=[SUBMIT],
+@router.operation(
+    "POST /data/inspect",
+    SUBMIT,
+    "Look at data",
+    sends={"application/json": {"type": "object"}},
+    described="As of `stillhouse inspect`, with the spec as YAML.",
+    problems=["unanswerable"],
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
     response_model=None,
-    responses=answered(
-        "As of `stillhouse inspect`, with the spec as YAML.",
-        {"application/json": {"type": "object"}},
-        "unanswerable",
-    ),
-    summary="Look at data",
 )
 def inspect_data(
     content: SpecBody,
