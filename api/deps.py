@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from api.access import MAX_ID, Caller, current_user
-from api.intake import Checks, ClusterView, ProjectView
+from api.intake import Intake
 from api.problems import declared
 from api.stream import Streams, parse_number
 from api.throttle import Throttle
@@ -31,10 +31,8 @@ QueueDep = Annotated[Queue, _state("queue")]
 SettingsDep = Annotated[Settings, _state("settings")]
 CatalogueDep = Annotated[Mapping[str, Hardware], _state("catalogue")]
 StreamsDep = Annotated[Streams, _state("streams")]
-ChecksDep = Annotated[Checks, _state("checks")]
 BoundedDep = Annotated[BoundedProcess, _state("bounded")]
-ClusterDep = Annotated[ClusterView, _state("cluster")]
-ProjectsDep = Annotated[ProjectView, _state("projects")]
+IntakeDep = Annotated[Intake, _state("intake")]
 ThrottleDep = Annotated[Throttle, _state("throttle")]
 CurrentUser = Annotated[Caller, Depends(current_user)]  # Whom the rule of the route has let through
 

@@ -23,11 +23,11 @@ from api.deps import (
     ExperimentOrderBy,
     Filter,
     IdempotencyKey,
+    IntakeDep,
     Operations,
     PageOfRuns,
     PageSize,
     PageToken,
-    ProjectsDep,
     QueueDep,
     StoreDep,
     StreamsDep,
@@ -237,10 +237,10 @@ def retry_experiment(
 
 
 @router.operation("PUT /{experiment_id}/priority", MANAGE, "Set an experiment's priority")
-def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep) -> ExperimentDetail:
+def set_experiment_priority(one: Subject, body: Priority, intake: IntakeDep) -> ExperimentDetail:
     """Move it among what waits."""
     project = one.store.experiments.get(one.experiment_id).project
-    projects.refuse_priority(one.user, project, body.priority)
+    intake.projects.refuse_priority(one.user, project, body.priority)
     return one.changed(one.store.requests.set_priority, priority=body.priority)
 
 

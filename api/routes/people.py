@@ -28,7 +28,7 @@ TokenId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the token.
 async def _forget(request: Request) -> AsyncIterator[None]:
     yield
     request.app.state.principals.forget()
-    request.app.state.projects.forget()
+    request.app.state.intake.projects.forget()
 
 
 CHANGES_ACCESS = Depends(_forget, scope="function")

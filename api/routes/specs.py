@@ -17,16 +17,12 @@ from api.deps import (
     BINARY,
     SPEC_BODY,
     BoundedDep,
-    CatalogueDep,
-    ChecksDep,
-    ClusterDep,
     CurrentUser,
+    IntakeDep,
     Operations,
     PageSize,
-    ProjectsDep,
     SettingsDep,
     SpecBody,
-    StoreDep,
 )
 from api.problems import ProblemError, invalid
 from service.config.document import SpecError
@@ -36,7 +32,7 @@ from service.output.bounded import Unanswerable
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.preview import Preview, Validated, infeasible_cells, notes_of, planned_runs
 from service.planner.start_forecasts import planned_start
-from service.scheduling.admission import admit, checked_plans, fresh, read_spec
+from service.scheduling.admission import admit, checked_plans, fresh
 from service.specs.data import at_hand, train_examples
 from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable
@@ -68,42 +64,25 @@ def list_examples() -> Items[Example]:
 
 
 @router.operation("POST /specs/validate", SUBMIT, "Validate a spec", openapi_extra=SPEC_BODY)
-async def validate_spec(
-    text: SpecBody,
-    settings: SettingsDep,
-    catalogue: CatalogueDep,
-    store: StoreDep,
-    checks: ChecksDep,
-    projects: ProjectsDep,
-    cluster: ClusterDep,
-    user: CurrentUser,
-) -> Validated:
+async def validate_spec(text: SpecBody, intake: IntakeDep, user: CurrentUser) -> Validated:
     """Every check of a submission, and nothing is stored."""
 
     def check() -> Validated:
-        now = time.time()
-        spec = read_spec(text, catalogue)
-        projects.refuse(user, spec)
-        projects.refuse_queued(user, spec)
-        snapshot = cluster.read(spec.pool)
-        find_run = partial(store.runs.find, visible=user.visible)
-        admit(spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
-        if problems := budget_problems(spec, store, catalogue):
+        now, catalogue = time.time(), intake.catalogue
+        spec = intake.read(text, user)
+        snapshot = intake.cluster.read(spec.pool)
+        admit(spec, intake.settings, catalogue, snapshot, now_s=now, find_run=intake.find_run(user))
+        if problems := budget_problems(spec, intake.store, catalogue):
             raise SpecError(problems)
         return Validated.of(spec)
 
-    return await checks.heavy(check)
+    return await intake.checks.heavy(check)
 
 
 @router.operation("POST /specs/preview", SUBMIT, "Preview the runs of a spec", openapi_extra=SPEC_BODY)
 async def preview_spec(
     text: SpecBody,
-    settings: SettingsDep,
-    catalogue: CatalogueDep,
-    store: StoreDep,
-    checks: ChecksDep,
-    projects: ProjectsDep,
-    cluster: ClusterDep,
+    intake: IntakeDep,
     user: CurrentUser,
     page_size: PageSize = 100,
     page_token: Annotated[
@@ -121,18 +100,15 @@ async def preview_spec(
     rests on, and what of it does not fit into the budget; and when it would start, and at whose expense.
     """
     start = _start(page_token)
+    store, settings, catalogue = intake.store, intake.settings, intake.catalogue
 
     def page() -> Preview:
         now = time.time()
-        spec = read_spec(text, catalogue)
-        projects.refuse(user, spec)
-        projects.refuse_queued(user, spec)
-        snapshot = fresh(cluster.read(spec.pool), now)
-        find_run = partial(store.runs.find, visible=user.visible) if find_runs else None
-        find_equal = partial(store.runs.equal, visible=user.visible)
-        plans = checked_plans(spec, settings.roots, catalogue, find_run)
+        spec = intake.read(text, user)
+        snapshot = fresh(intake.cluster.read(spec.pool), now)
+        plans = checked_plans(spec, settings.roots, catalogue, intake.find_run(user) if find_runs else None)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
-        reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
+        reuse = reusable(plans, settings, catalogue, intake.find_equal(user)) if spec.reuse else Reuse()
         end = start + len(runs)
         count = partial(train_examples, roots=settings.roots("data"))
         forecast = forecast_of(spec, store, catalogue, reused=reuse.runs, count=count) if start == 0 else None
@@ -157,7 +133,7 @@ async def preview_spec(
             else None,
         )
 
-    return await checks.heavy(page)
+    return await intake.checks.heavy(page)
 
 
 _FILE = re.compile(r"\w[\w .()+-]*\.(csv|tsv|json|jsonl|parquet)")
