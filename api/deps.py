@@ -40,22 +40,27 @@ ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the e
 RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]
 
 
+def given(description: str, *examples: Any, **limits: Any) -> Any:
+    """Describes a parameter of the query."""
+    return Query(description=description, examples=list(examples) or None, **limits)
+
+
 def _filter(example: str) -> Any:
     described = "Conditions joined by `and`, in MLflow's grammar."
-    return Query(max_length=4000, description=described, examples=[example])
+    return given(described, example, max_length=4000)
 
 
 def _order(example: str) -> Any:
     described = "Up to 8 fields with `asc` or `desc`, separated by commas; ties are broken by id."
-    return Query(max_length=1000, description=described, examples=[example])
+    return given(described, example, max_length=1000)
 
 
 Filter = Annotated[str | None, _filter("precision = 'fp16' and accuracy > 0.9")]
 OrderBy = Annotated[str | None, _order("accuracy desc, cost_usd")]
 ExperimentFilter = Annotated[str | None, _filter("state = 'running' and owner = 'ada'")]
 ExperimentOrderBy = Annotated[str | None, _order("priority desc, created_s")]
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
-PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]
+PageSize = Annotated[int, given("Most items in one page.", ge=1, le=MAX_PAGE_SIZE)]
+PageToken = Annotated[str | None, given("`next_page_token` of the page before.", max_length=4000)]
 
 
 async def _runs(filter: Filter = None, order_by: OrderBy = None) -> dict[str, Any]:
@@ -70,7 +75,7 @@ async def _page(
     page_size: PageSize = 100,
     page_token: PageToken = None,
     offset: Annotated[
-        int | None, Query(ge=0, le=MAX_ID, description="Items to skip; with it, `total` counts all.")
+        int | None, given("Items to skip; with it, `total` counts all.", ge=0, le=MAX_ID)
     ] = None,
 ) -> dict[str, Any]:
     return {**chosen, "page_size": page_size, "page_token": page_token, "offset": offset}

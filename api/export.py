@@ -13,10 +13,9 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import orjson
-from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from api.deps import BINARY, TEXT, attached
+from api.deps import BINARY, TEXT, attached, given
 from api.problems import ProblemError
 from service.config.suggestions import nearest
 from service.domain.access import EVERYTHING, Visibility
@@ -28,11 +27,10 @@ _PAGE_SIZE = 1000
 _CHUNK = 1 << 16
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters that a spreadsheet takes for a formula
 
-FormatParameter = Annotated[TableFormat, Query(description="csv, parquet or jsonl (JSON lines).")]
+FormatParameter = Annotated[TableFormat, given("csv, parquet or jsonl (JSON lines).")]
 
 ColumnsParameter = Annotated[
-    str | None,
-    Query(max_length=4000, description="Columns in order, separated by commas; none = all of them."),
+    str | None, given("Columns in order, separated by commas; none = all of them.", max_length=4000)
 ]
 
 MEDIA_TYPES = {

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.bodies import PastedToken
-from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep
+from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep, given
 from api.login import sessions
 from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
@@ -204,7 +204,7 @@ def list_sessions(
     request: Request,
     user: CurrentUser,
     store: StoreDep,
-    everyone: Annotated[bool, Query(description="Those of all users; for administrators.")] = False,
+    everyone: Annotated[bool, given("Those of all users; for administrators.")] = False,
 ) -> Items[ListedSession]:
     """One's own sessions, or everyone's; the last used first."""
     if everyone and (reason := user.principal.lacks(Action.administer)):

@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -31,6 +31,7 @@ from api.deps import (
     QueueDep,
     StoreDep,
     StreamsDep,
+    given,
 )
 from api.problems import ProblemError
 from api.stream import EventStream
@@ -155,7 +156,7 @@ def list_experiments(
     page_size: PageSize = 50,
     page_token: PageToken = None,
     costs: Annotated[
-        bool, Query(description="Also what each costs so far, and is forecast to cost until it ends.")
+        bool, given("Also what each costs so far, and is forecast to cost until it ends.")
     ] = False,
 ) -> Page[ListedExperiment]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
@@ -169,7 +170,7 @@ def list_experiments(
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=10_000)] = 1000,
 ) -> Items[DeletedExperiment]:
     """Deleted experiments that can be restored, those first whose results are removed first."""
     return Items(store.removal.restorable_experiments(limit=limit, visible=user.visible))
@@ -186,9 +187,7 @@ def delete_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     user: CurrentUser,
-    now: Annotated[
-        bool, Query(description="Free its space at once, for administrators; it cannot be restored.")
-    ] = False,
+    now: Annotated[bool, given("Free its space at once, for administrators; it cannot be restored.")] = False,
 ) -> None:
     """Hide it with its runs, points and logs, only when it has ended; it can be restored for some time."""
     if now and (reason := user.principal.lacks(Action.administer)):
@@ -224,10 +223,9 @@ def resume_experiment(one: Subject) -> ExperimentDetail:
 def retry_experiment(
     one: Subject,
     disturbed: Annotated[
-        bool,
-        Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
+        bool, given("Instead, measure the runs again, from the beginning, that neighbours disturbed.")
     ] = False,
-    failed: Annotated[bool, Query(description="Only the runs that failed.")] = False,
+    failed: Annotated[bool, given("Only the runs that failed.")] = False,
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     if disturbed:
@@ -280,7 +278,7 @@ def get_experiment_spec(
     store: StoreDep,
     form: Annotated[
         Literal["submitted", "canonical"],
-        Query(description="submitted = verbatim; canonical = JSON with all defaults, as hashed."),
+        given("submitted = verbatim; canonical = JSON with all defaults, as hashed."),
     ] = "submitted",
 ) -> Response:
     """The text that makes this experiment: submit it again for the same runs."""
@@ -300,13 +298,9 @@ def list_experiment_runs(experiment_id: ExperimentId, store: StoreDep, page: Pag
 def list_run_groups(
     experiment_id: ExperimentId,
     store: StoreDep,
-    by: Annotated[
-        str, Query(min_length=1, max_length=1000, description="Axes or columns, as in `order_by`.")
-    ],
+    by: Annotated[str, given("Axes or columns, as in `order_by`.", min_length=1, max_length=1000)],
     filter: Filter = None,
-    figures: Annotated[
-        str, Query(max_length=4000, description="Figures to summarise, separated by commas.")
-    ] = "",
+    figures: Annotated[str, given("Figures to summarise, separated by commas.", max_length=4000)] = "",
 ) -> Items[GroupOfRuns]:
     """Count, states, and mean and spread of figures of the runs with equal values, over all that match."""
     names = [name.strip() for name in figures.split(",") if name.strip()]
@@ -335,8 +329,8 @@ def retry_runs(one: Subject, body: RunIds) -> Items[Run]:
 def list_events(
     experiment_id: ExperimentId,
     store: StoreDep,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Events after this number.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
+    after: Annotated[int, given("Events after this number.", ge=0, le=2**63 - 1)] = 0,
+    limit: Annotated[int, given("Most events in the answer.", ge=1, le=1000)] = 500,
 ) -> Items[Event]:
     """Events of an experiment, oldest first."""
     return Items(store.experiments.events(experiment_id, after=after, limit=limit))

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT, Caller
 from api.bodies import Pause, Wanted
-from api.deps import CurrentUser, Operations, SettingsDep, StoreDep
+from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, given
 from service.db.errors import NotFound
 from service.domain.notifications import Delivery, NewSubscription, Subscription, SubscriptionChoices
 from service.domain.records import Items
@@ -78,10 +78,8 @@ def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: Cu
 def list_deliveries(
     store: StoreDep,
     user: CurrentUser,
-    subscription: Annotated[
-        int | None, Query(ge=1, le=MAX_ID, description="Only those of this subscription.")
-    ] = None,
-    page_size: Annotated[int, Query(ge=1, le=500, description="Most items.")] = 50,
+    subscription: Annotated[int | None, given("Only those of this subscription.", ge=1, le=MAX_ID)] = None,
+    page_size: Annotated[int, given("Most items.", ge=1, le=500)] = 50,
 ) -> Items[Delivery]:
     """The newest messages to your subscriptions; they are kept for 90 days."""
     if subscription is not None:

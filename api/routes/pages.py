@@ -12,11 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY
-from api.deps import Operations, SettingsDep
+from api.deps import Operations, SettingsDep, given
 from api.guard import CONTENT_SECURITY_POLICY, takes_gzip
 from api.problems import ProblemError
 
@@ -98,7 +98,7 @@ _PLOTLY: Final = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
 
 @router.operation(f"GET {PLOTLY}", PUBLIC)
 def plotly_script(
-    v: Annotated[str | None, Query(max_length=100, description="Version of the package.")] = None,
+    v: Annotated[str | None, given("Version of the package.", max_length=100)] = None,
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
     """Plotly's script; without its version, the way to it."""

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewUser, TokenRequest, UserChange
-from api.deps import TEXT, CurrentUser, Operations, StoreDep, attached
+from api.deps import TEXT, CurrentUser, Operations, StoreDep, attached, given
 from api.export import MEDIA_TYPES, csv_chunks
 from api.problems import ProblemError
 from service.db.errors import NotFound
@@ -58,10 +58,9 @@ def list_tokens(
     store: StoreDep,
     user: CurrentUser,
     of: Annotated[
-        str | None,
-        Query(alias="user", max_length=100, description="Tokens of this user; unset = the sender's."),
+        str | None, given("Tokens of this user; unset = the sender's.", alias="user", max_length=100)
     ] = None,
-    everyone: Annotated[bool, Query(description="Tokens of all users; for administrators.")] = False,
+    everyone: Annotated[bool, given("Tokens of all users; for administrators.")] = False,
 ) -> Items[Token]:
     """The newest first, revoked ones included; no secrets, which are not stored.
 
@@ -105,23 +104,20 @@ def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token
 
 
 async def _chosen_rows(
-    since_s: Annotated[float | None, Query(ge=0, description="At this time or later, Unix seconds.")] = None,
-    until_s: Annotated[float | None, Query(ge=0, description="Before this time, Unix seconds.")] = None,
-    actor: Annotated[str | None, Query(max_length=100, description="By this user.", examples=["ada"])] = None,
+    since_s: Annotated[float | None, given("At this time or later, Unix seconds.", ge=0)] = None,
+    until_s: Annotated[float | None, given("Before this time, Unix seconds.", ge=0)] = None,
+    actor: Annotated[str | None, given("By this user.", "ada", max_length=100)] = None,
     action: Annotated[
-        str | None,
-        Query(
-            max_length=100,
-            description="This action, or all of one kind.",
-            examples=["token", "experiment.cancelled"],
-        ),
+        str | None, given("This action, or all of one kind.", "token", "experiment.cancelled", max_length=100)
     ] = None,
     object: Annotated[
         str | None,
-        Query(
+        given(
+            "Done to this: a kind and a name or number.",
+            "experiment:17",
+            "project:nlp",
+            "user",
             max_length=200,
-            description="Done to this: a kind and a name or number.",
-            examples=["experiment:17", "project:nlp", "user"],
         ),
     ] = None,
 ) -> dict[str, Any]:
@@ -143,9 +139,9 @@ ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
 def list_audit(
     store: StoreDep,
     chosen: ChosenRows,
-    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Rows after this id, in the order.")] = 0,
-    newest_first: Annotated[bool, Query(description="From the newest row back.")] = False,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most rows in the answer.")] = 500,
+    after: Annotated[int, given("Rows after this id, in the order.", ge=0, le=MAX_ID)] = 0,
+    newest_first: Annotated[bool, given("From the newest row back.")] = False,
+    limit: Annotated[int, given("Most rows in the answer.", ge=1, le=1000)] = 500,
 ) -> AuditPage:
     """Who changed what, the oldest first unless `newest_first`."""
     return store.audit.page(after=after, newest_first=newest_first, limit=limit, **chosen)
@@ -161,7 +157,7 @@ def list_audit(
 def export_audit(
     store: StoreDep,
     chosen: ChosenRows,
-    format: Annotated[Literal["jsonl", "csv"], Query(description="Format of the table.")] = "jsonl",
+    format: Annotated[Literal["jsonl", "csv"], given("Format of the table.")] = "jsonl",
 ) -> Response:
     """The rows that `GET /audit` with these parameters lists, as a file."""
     rows = store.audit.rows(**chosen)

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path
 
 from api.access import ADMINISTER, MANAGE_PROJECT, SEE_PROJECT, SIGNED_IN
 from api.bodies import Archived, Membership, NewProject, ProjectChange
-from api.deps import CurrentUser, Operations, StoreDep
+from api.deps import CurrentUser, Operations, StoreDep, given
 from api.problems import ProblemError
 from api.routes.people import CHANGES_ACCESS, UserName
 from service.domain.access import Action
@@ -20,10 +20,10 @@ router = Operations(prefix="/api/v1/projects", tags=["projects"])
 ProjectName = Annotated[str, Path(max_length=100, description="Name of the project.", examples=["nlp"])]
 Month = Annotated[
     str | None,
-    Query(
+    given(
+        "Calendar month in UTC; unset = the present one.",
+        "2026-11",
         pattern=r"^[12][0-9]{3}-(0[1-9]|1[0-2])$",
-        description="Calendar month in UTC; unset = the present one.",
-        examples=["2026-11"],
     ),
 ]
 

@@ -3,10 +3,8 @@
 import time
 from typing import Annotated
 
-from fastapi import Query
-
 from api.access import SIGNED_IN
-from api.deps import CatalogueDep, CurrentUser, Operations, PageSize, PageToken, QueueDep, StoreDep
+from api.deps import CatalogueDep, CurrentUser, Operations, PageSize, PageToken, QueueDep, StoreDep, given
 from service.config.hardware import Hardware
 from service.domain.records import Items, QueueListing
 from service.domain.shares import HeldDevices, Share
@@ -51,7 +49,7 @@ async def list_hardware(catalogue: CatalogueDep) -> Items[Hardware]:
 def list_held_devices(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=10_000)] = 1000,
 ) -> Items[HeldDevices]:
     """Who holds which devices, the longest held first; without names where the reader does not see them."""
     return Items(store.drivers.held_devices(limit=limit, visible=user.visible))

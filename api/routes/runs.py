@@ -27,6 +27,7 @@ from api.deps import (
     StoreDep,
     StreamsDep,
     attached,
+    given,
 )
 from api.problems import ProblemError
 from api.routes.experiments import SUBMITTED, submitted
@@ -60,8 +61,7 @@ _TRACE: Mapping[str, Any] = {"application/json": {"type": "object"}}
 
 Step = Annotated[int | None, Query(ge=0, le=MAX_ID)]
 CheckpointName = Annotated[
-    Literal["best", "last"],
-    Query(description="Which of its checkpoints: of the best evaluation, or the newest."),
+    Literal["best", "last"], given("Which of its checkpoints: of the best evaluation, or the newest.")
 ]
 
 
@@ -80,7 +80,7 @@ Source = Annotated[tuple[Run, dict[str, Any]], Depends(_with_config)]
 async def _place(
     last_event_id: LastEventId = None,
     now: Annotated[
-        bool, Query(description="Begin with what comes next, for a reader that has the rest from lists.")
+        bool, given("Begin with what comes next, for a reader that has the rest from lists.")
     ] = False,
 ) -> Place:
     return Place(newest=True) if now and last_event_id is None else Place.parse(last_event_id)
@@ -156,21 +156,15 @@ def get_points(
     store: StoreDep,
     name: Annotated[
         list[str] | None,
-        Query(
-            max_length=100,
-            description="Metrics; repeat it for several, leave it out for all.",
-            examples=[["loss"]],
-        ),
+        given("Metrics; repeat it for several, leave it out for all.", ["loss"], max_length=100),
     ] = None,
     min_step: Step = None,
     max_step: Step = None,
     max_points: Annotated[
-        int,
-        Query(ge=4, le=MOST_POINTS, description="About how many points per metric, or the size of a page."),
+        int, given("About how many points per metric, or the size of a page.", ge=4, le=MOST_POINTS)
     ] = 1000,
     exact: Annotated[
-        bool,
-        Query(description="Every point of one metric instead, in pages: give `next_step` as `min_step`."),
+        bool, given("Every point of one metric instead, in pages: give `next_step` as `min_step`.")
     ] = False,
 ) -> Points:
     """One value per metric and step; what a later attempt did again replaces what it was.
@@ -221,27 +215,22 @@ def get_logs(
     run_id: RunId,
     store: StoreDep,
     after: Annotated[
-        int | None,
-        Query(ge=0, le=MAX_ID, description="Lines after the one with this `cursor`; none = from the first."),
+        int | None, given("Lines after the one with this `cursor`; none = from the first.", ge=0, le=MAX_ID)
     ] = None,
     before: Annotated[
         int | None,
-        Query(
-            ge=0,
-            le=MAX_ID,
-            description="The last lines before the one with this `cursor`, instead of the first ones.",
+        given(
+            "The last lines before the one with this `cursor`, instead of the first ones.", ge=0, le=MAX_ID
         ),
     ] = None,
-    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="This attempt only.")] = None,
+    attempt: Annotated[int | None, given("This attempt only.", ge=1, le=2**31 - 1)] = None,
     contains: Annotated[
-        str | None,
-        Query(min_length=1, max_length=200, description="Lines with this text, in upper or lower case."),
+        str | None, given("Lines with this text, in upper or lower case.", min_length=1, max_length=200)
     ] = None,
     stream: Annotated[
-        Stream | None,
-        Query(description="The run's own lines (log), or what was written to stdout or stderr."),
+        Stream | None, given("The run's own lines (log), or what was written to stdout or stderr.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most lines in the answer.")] = 1000,
+    limit: Annotated[int, given("Most lines in the answer.", ge=1, le=10_000)] = 1000,
 ) -> Items[LogLine]:
     """Lines for people, the oldest first."""
     lines = store.runs.logs(
@@ -302,7 +291,7 @@ def get_kernel_trace(
     run_id: RunId,
     store: StoreDep,
     settings: SettingsDep,
-    rank: Annotated[int, Query(ge=0, description="The worker, from 0.")] = 0,
+    rank: Annotated[int, given("The worker, from 0.", ge=0)] = 0,
 ) -> Response:
     """The operators and kernels of a worker's profiled steps; opens in Perfetto and chrome://tracing."""
     document = run_files.read_kernel_trace(store, settings, run_id, rank)
@@ -340,9 +329,7 @@ def get_predictions(
     run_id: RunId,
     store: StoreDep,
     settings: SettingsDep,
-    format: Annotated[
-        Literal["parquet", "jsonl"], Query(description="parquet or jsonl (JSON lines).")
-    ] = "parquet",
+    format: Annotated[Literal["parquet", "jsonl"], given("parquet or jsonl (JSON lines).")] = "parquet",
 ) -> StreamingResponse:
     """What the best checkpoint made of the test part, which was scored once; streamed."""
     file = run_files.predictions_file(store, settings, run_id)
@@ -367,13 +354,13 @@ def list_predictions(
     settings: SettingsDep,
     order: Annotated[
         run_data.PredictionOrder,
-        Query(description="worst, the most or least confident (sure, unsure), or the order of the file."),
+        given("worst, the most or least confident (sure, unsure), or the order of the file."),
     ] = "worst",
-    label: Annotated[str | None, Query(max_length=200, description="Of this true label.")] = None,
-    predicted: Annotated[str | None, Query(max_length=200, description="Of this predicted label.")] = None,
-    wrong: Annotated[bool | None, Query(description="Only wrong or only right ones.")] = None,
-    offset: Annotated[int, Query(ge=0, le=200_000, description="Predictions to skip.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=200, description="Most predictions in the answer.")] = 50,
+    label: Annotated[str | None, given("Of this true label.", max_length=200)] = None,
+    predicted: Annotated[str | None, given("Of this predicted label.", max_length=200)] = None,
+    wrong: Annotated[bool | None, given("Only wrong or only right ones.")] = None,
+    offset: Annotated[int, given("Predictions to skip.", ge=0, le=200_000)] = 0,
+    limit: Annotated[int, given("Most predictions in the answer.", ge=1, le=200)] = 50,
 ) -> run_data.PredictedUnits:
     """A page of them with confidence, and with texts and tokens where the data is at hand unchanged."""
     return run_data.predicted_units(store, settings, run_id, order, label, predicted, wrong, offset, limit)

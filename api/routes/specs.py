@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 
 from api.access import SIGNED_IN, SUBMIT
@@ -23,6 +22,7 @@ from api.deps import (
     PageSize,
     SettingsDep,
     SpecBody,
+    given,
 )
 from api.problems import ProblemError, invalid
 from service.config.document import SpecError
@@ -85,12 +85,9 @@ async def preview_spec(
     intake: IntakeDep,
     user: CurrentUser,
     page_size: PageSize = 100,
-    page_token: Annotated[
-        str | None, Query(max_length=100, description="`next_page_token` of the page before.")
-    ] = None,
+    page_token: Annotated[str | None, given("`next_page_token` of the page before.", max_length=100)] = None,
     find_runs: Annotated[
-        bool,
-        Query(description="Look up the runs that it starts from; false = their numbers stand for others."),
+        bool, given("Look up the runs that it starts from; false = their numbers stand for others.")
     ] = True,
 ) -> Preview:
     """Each run with its resources, price and whether it could be served; one that could not says why.
@@ -155,15 +152,13 @@ def inspect_data(
     process: BoundedDep,
     name: Annotated[
         str | None,
-        Query(
+        given(
+            "Name of the file that is sent, at most 1 MiB; its end tells the format.",
+            "reviews.csv",
             max_length=100,
-            description="Name of the file that is sent, at most 1 MiB; its end tells the format.",
-            examples=["reviews.csv"],
         ),
     ] = None,
-    path: Annotated[
-        str | None, Query(max_length=4000, description="Instead, a dataset below a data root.")
-    ] = None,
+    path: Annotated[str | None, given("Instead, a dataset below a data root.", max_length=4000)] = None,
 ) -> Response:
     """Columns, labels, lengths and problems, as far as the first rows show, and a spec to start from."""
     roots = settings.roots("data")

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 
 from api.access import MANAGE_STUDY, MAX_ID, SEE_STUDY, SIGNED_IN, SUBMIT
-from api.deps import CurrentUser, IdempotencyKey, Operations, StoreDep
+from api.deps import CurrentUser, IdempotencyKey, Operations, StoreDep, given
 from service.domain.records import Items
 from service.domain.serialization import to_json
 from service.domain.studies import StudyDetail
@@ -60,7 +60,7 @@ async def submit_study(
 def list_studies(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most entries in the answer.")] = 50,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=1000)] = 50,
 ) -> Items[StudyDetail]:
     """The newest first, with the state of their parts."""
     return Items(store.studies.newest(limit=limit, visible=user.visible))

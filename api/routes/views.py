@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewView
-from api.deps import CurrentUser, Operations, StoreDep
+from api.deps import CurrentUser, Operations, StoreDep, given
 from api.problems import ProblemError
 from service.db.errors import NotFound
 from service.domain.access import Action
@@ -21,9 +21,7 @@ ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.",
 def list_views(
     store: StoreDep,
     user: CurrentUser,
-    kind: Annotated[
-        ViewKind, Query(description="Views of the list of experiments, or dashboards.")
-    ] = ViewKind.list,
+    kind: Annotated[ViewKind, given("Views of the list of experiments, or dashboards.")] = ViewKind.list,
 ) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
     found = store.views.visible(user.principal.user, user.visible, kind)
