@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from service.config.document import parse, shortened
+from service.config.document import error_words, parse, shortened
 from service.config.suggestions import nearest
 from trainers.config import DevicePricing, DeviceRates, Precision
 from trainers.device_kinds import DEVICE_KINDS
@@ -179,6 +179,29 @@ CATALOGUE: Mapping[str, Hardware] = {
     for name, entry in parse(Path(__file__).with_name("hardware.yaml").read_bytes()).items()
     if isinstance(entry, dict) and str(entry["device"]) in DEVICE_KINDS  # a kind's package may be deleted
 }
+
+
+def extended(entries: Mapping[str, Any], within: str = "") -> Mapping[str, Hardware]:
+    """Returns the catalogue with an installation's entries merged over it.
+
+    A `ValueError` names the entry, after `within`, and what is wrong with it.
+    """
+    own: dict[str, Hardware] = {}
+    for name, entry in entries.items():
+        aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
+        fields = {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
+        try:
+            own[name] = Hardware.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, (name, *first["loc"])))
+            raise ValueError(f"{within}{field}: {error_words(first)}") from None
+    merged = {**CATALOGUE, **own}
+    for name, hardware in merged.items():
+        if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
+            names = tuple(alias for alias in hardware.aliases if alias not in own)
+            merged[name] = hardware.model_copy(update={"aliases": names})
+    return merged
 
 
 def written(hardware: object) -> object:

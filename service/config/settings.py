@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import AnyHttpUrl, Field, JsonValue, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.config.document import SpecError, error_words, parse
-from service.config.hardware import CATALOGUE, Hardware, NodeGroup, lookup
+from service.config.document import error_words, parse
+from service.config.hardware import CATALOGUE, Hardware, NodeGroup, extended, lookup
 from service.config.hosts import AllowedHosts
 from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL, NAME_PATTERN
@@ -227,27 +227,10 @@ class Settings(BaseSettings):
         A `ValueError` names the entry and what is wrong with it.
         """
         path = self.data_dir / "hardware.yaml"
-        if not path.exists():
-            return CATALOGUE
-        own: dict[str, Hardware] = {}
         try:
-            for name, entry in parse(path.read_bytes()).items():
-                aliases = CATALOGUE[name].aliases if name in CATALOGUE else ()
-                own[name] = Hardware.model_validate(
-                    {"name": name, "aliases": aliases, **entry} if isinstance(entry, dict) else entry
-                )
-        except SpecError as error:
+            return extended(parse(path.read_bytes())) if path.exists() else CATALOGUE
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, (name, *first["loc"])))
-            raise ValueError(f"{path}: {field}: {error_words(first)}") from None
-        merged = {**CATALOGUE, **own}
-        for name, hardware in merged.items():
-            if not own.keys().isdisjoint(hardware.aliases):  # An entry goes before a short name.
-                names = tuple(alias for alias in hardware.aliases if alias not in own)
-                merged[name] = hardware.model_copy(update={"aliases": names})
-        return merged
 
     def sites(self) -> Mapping[str, Site]:
         """Returns the sites of `<data_dir>/sites.yaml` by pool; a `ValueError` names the wrong one."""

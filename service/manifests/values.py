@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from service.config.document import Problem, SpecError, error_words, parse
-from service.config.hardware import CATALOGUE, Hardware, Market, lookup
+from service.config.hardware import Hardware, Market, extended, lookup
 from service.config.settings import Settings
 from service.config.suggestions import nearest
 from service.domain.access import DEFAULT_POOL
@@ -242,15 +242,7 @@ class Values(Section):
         return {"hardware.yaml": self.hardware, "pools.yaml": pools}
 
     def catalogue(self) -> Mapping[str, Hardware]:
-        own = {}
-        for name, entry in self.hardware.items():
-            try:
-                own[name] = Hardware.model_validate({"name": name, **entry})
-            except ValidationError as error:
-                first = error.errors(include_url=False)[0]
-                field = ".".join(map(str, ("hardware", name, *first["loc"])))
-                raise ValueError(f"{field}: {error_words(first)}") from None
-        return {**CATALOGUE, **own}
+        return extended(self.hardware, "hardware.")
 
 
 def _amount(quantity: str) -> float:
