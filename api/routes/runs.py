@@ -53,6 +53,7 @@ from service.output import run_data, run_files
 from service.output.bounded import Unanswerable, ask_model, trial_of
 from service.output.model_folder import open_model, read_model_card
 from service.specs.derived import continued, retrained
+from service.store import Store
 from service.store.series import MOST_POINTS
 
 router = Operations(prefix="/api/v1/runs", tags=["runs"])
@@ -74,7 +75,12 @@ def _with_config(run_id: RunId, store: StoreDep) -> tuple[Run, dict[str, Any]]:
     return store.runs.get(run_id), json.loads(store.runs.config(run_id))
 
 
+async def _files(run_id: RunId, store: StoreDep, settings: SettingsDep) -> tuple[Store, Settings, int]:
+    return store, settings, run_id
+
+
 Source = Annotated[tuple[Run, dict[str, Any]], Depends(_with_config)]
+Files = Annotated[tuple[Store, Settings, int], Depends(_files)]  # By which the files of a run are found
 
 
 async def _place(
@@ -250,11 +256,9 @@ def get_logs(
     ),
     problems=["no-model"],
 )
-def get_model(
-    run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
-) -> StreamingResponse:
+def get_model(files: Files, checkpoint: CheckpointName = "best") -> StreamingResponse:
     """A folder that transformers loads, with a model card of the run's figures; streamed."""
-    model = open_model(store, settings, run_id, checkpoint)
+    model = open_model(*files, checkpoint)
     headers = {**attached(f"{model.name}.tar"), "Content-Length": str(model.size)}
     return StreamingResponse(model.tar(), media_type="application/x-tar", headers=headers)
 
@@ -270,9 +274,9 @@ def get_model(
     ),
     problems=["no-trace"],
 )
-def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+def get_trace(run_id: RunId, files: Files) -> Response:
     """Where its traced steps went on every worker; opens in Perfetto and chrome://tracing."""
-    document = run_files.read_trace(store, settings, run_id)
+    document = run_files.read_trace(*files)
     return Response(document, media_type="application/json", headers=attached(f"run-{run_id}-trace.json"))
 
 
@@ -288,13 +292,10 @@ def get_trace(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response
     problems=["no-trace"],
 )
 def get_kernel_trace(
-    run_id: RunId,
-    store: StoreDep,
-    settings: SettingsDep,
-    rank: Annotated[int, given("The worker, from 0.", ge=0)] = 0,
+    run_id: RunId, files: Files, rank: Annotated[int, given("The worker, from 0.", ge=0)] = 0
 ) -> Response:
     """The operators and kernels of a worker's profiled steps; opens in Perfetto and chrome://tracing."""
-    document = run_files.read_kernel_trace(store, settings, run_id, rank)
+    document = run_files.read_kernel_trace(*files, rank)
     name = f"run-{run_id}-kernels-{rank}.json"
     return Response(document, media_type="application/json", headers=attached(name))
 
@@ -309,9 +310,9 @@ def get_kernel_trace(
         "[-m, m]; null where one is not finite. Empty without `telemetry.histogram_steps`."
     ),
 )
-def get_histograms(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+def get_histograms(files: Files) -> Response:
     """How they were distributed in the steps that the spec asked for, as rank 0 had them."""
-    return Response(run_files.read_histograms(store, settings, run_id), media_type="application/json")
+    return Response(run_files.read_histograms(*files), media_type="application/json")
 
 
 @router.operation(
@@ -327,12 +328,11 @@ def get_histograms(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Res
 )
 def get_predictions(
     run_id: RunId,
-    store: StoreDep,
-    settings: SettingsDep,
+    files: Files,
     format: Annotated[Literal["parquet", "jsonl"], given("parquet or jsonl (JSON lines).")] = "parquet",
 ) -> StreamingResponse:
     """What the best checkpoint made of the test part, which was scored once; streamed."""
-    file = run_files.predictions_file(store, settings, run_id)
+    file = run_files.predictions_file(*files)
     chunks = run_files.raw(file) if format == "parquet" else run_files.json_lines(file)
     first = next(chunks, b"")  # What cannot be read is told before the answer begins.
     return StreamingResponse(
@@ -349,9 +349,7 @@ def get_predictions(
     problems=["no-predictions"],
 )
 def list_predictions(
-    run_id: RunId,
-    store: StoreDep,
-    settings: SettingsDep,
+    files: Files,
     order: Annotated[
         run_data.PredictionOrder,
         given("worst, the most or least confident (sure, unsure), or the order of the file."),
@@ -363,7 +361,7 @@ def list_predictions(
     limit: Annotated[int, given("Most predictions in the answer.", ge=1, le=200)] = 50,
 ) -> run_data.PredictedUnits:
     """A page of them with confidence, and with texts and tokens where the data is at hand unchanged."""
-    return run_data.predicted_units(store, settings, run_id, order, label, predicted, wrong, offset, limit)
+    return run_data.predicted_units(*files, order, label, predicted, wrong, offset, limit)
 
 
 @router.operation(
@@ -372,17 +370,15 @@ def list_predictions(
     "Summarise the predictions of a run's test part",
     problems=["no-predictions"],
 )
-def get_prediction_summary(
-    run_id: RunId, store: StoreDep, settings: SettingsDep
-) -> run_data.PredictionSummary:
+def get_prediction_summary(files: Files) -> run_data.PredictionSummary:
     """Which labels are confused, how well confidence is calibrated, and what rows can be chosen by."""
-    return run_data.prediction_summary(store, settings, run_id)
+    return run_data.prediction_summary(*files)
 
 
 @router.operation("GET /{run_id}/data", SEE_RUN, "Inspect the data of a run")
-def get_run_data(run_id: RunId, store: StoreDep, settings: SettingsDep) -> run_data.RunDataset:
+def get_run_data(files: Files) -> run_data.RunDataset:
     """Samples, labels, lengths, duplicates and overlap of its files, of the first 64 MiB."""
-    return run_data.run_data(store, settings, run_id)
+    return run_data.run_data(*files)
 
 
 @router.operation(
@@ -452,18 +448,16 @@ def get_run_config(run_id: RunId, store: StoreDep) -> Response:
         "empty where the code did not differ, or that is not known."
     ),
 )
-def get_patch(run_id: RunId, store: StoreDep, settings: SettingsDep) -> Response:
+def get_patch(run_id: RunId, files: Files) -> Response:
     """How the code that trained its newest attempt differs from its commit; nothing in it is filtered."""
-    patch = run_files.read_patch(store, settings, run_id)
+    patch = run_files.read_patch(*files)
     return Response(patch, media_type="text/x-diff", headers=attached(f"run-{run_id}.patch"))
 
 
 @router.operation("GET /{run_id}/checkpoints", SEE_RUN, "List the checkpoints of a run")
-def list_checkpoints(
-    run_id: RunId, store: StoreDep, settings: SettingsDep
-) -> Items[run_files.SavedCheckpoint]:
+def list_checkpoints(files: Files) -> Items[run_files.SavedCheckpoint]:
     """Checkpoints on disk, newest first; older ones are removed once newer ones are complete."""
-    return Items(run_files.saved_checkpoints(store, settings, run_id))
+    return Items(run_files.saved_checkpoints(*files))
 
 
 @router.operation(
@@ -474,9 +468,7 @@ def list_checkpoints(
     described="Markdown with YAML front matter, as in the folder that `model` downloads.",
     problems=["no-model"],
 )
-def get_model_card(
-    run_id: RunId, store: StoreDep, settings: SettingsDep, checkpoint: CheckpointName = "best"
-) -> Response:
+def get_model_card(files: Files, checkpoint: CheckpointName = "best") -> Response:
     """What was trained, on what, to which figures, and how to do it again."""
-    card = read_model_card(store, settings, run_id, checkpoint)
+    card = read_model_card(*files, checkpoint)
     return Response(card, media_type="text/markdown")
