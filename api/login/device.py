@@ -9,7 +9,7 @@ import secrets
 from typing import Annotated
 from urllib.parse import parse_qs, quote
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -146,7 +146,7 @@ _WHY = {
 
 
 @oauth.operation("GET /device", PUBLIC_ANY_QUERY)
-def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
+def device_page() -> Response:
     """The page on which a device login is approved; its script reads the code."""
     return file("device.html")
 

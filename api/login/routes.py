@@ -61,9 +61,7 @@ class ListedSession(Session):
 
 
 @pages.operation("GET /login", PUBLIC_ANY_QUERY)
-def login_page(
-    return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
-) -> Response:
+def login_page() -> Response:
     """The login page; its script reads the parameters."""
     return file("login.html")
 
@@ -129,28 +127,15 @@ def login_with_provider(
 
 
 @pages.operation("GET /login/oidc/callback", PUBLIC_ANY_QUERY)
-def login_from_provider(
-    request: Request,
-    login: WithProvider,
-    state: str = "",
-    code: str | None = None,
-    iss: str | None = None,
-    error: str | None = None,
-    error_description: str | None = None,
-    session_state: str | None = None,
-    scope: str | None = None,
-) -> Response:
+def login_from_provider(request: Request, login: WithProvider) -> Response:
     """Opens a session for whom the provider vouches; a login is used once, whatever becomes of it."""
     provider, jar = login
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
         return RedirectResponse(sessions.login_address("/", "provider-late"), 303, _NO_STORE)
     back = sessions.safe_return(departure.return_to)
-    given = {"state": state, "code": code, "iss": iss, "error": error}
     try:
-        person = provider.arrive(
-            departure, {name: value for name, value in given.items() if value is not None}
-        )
+        person = provider.arrive(departure, request.query_params)
         answer: Response = RedirectResponse(back, 303, _NO_STORE)
         sessions.log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
     except ProviderError as failure:
