@@ -50,7 +50,7 @@ def profile(
         raise Failure("--estimate measures nothing; give --estimate or --on-cluster")
     settings = read_settings()
     catalogue = read_catalogue(settings)
-    spec, seed = _chosen(target, assignments or [], settings, catalogue)
+    spec, seed = _chosen(target, assignments or [], catalogue)
     config = _config(spec, seed, settings, catalogue)
     hardware = lookup(spec.hardware, catalogue)
     measured, own = None, set[int]()
@@ -116,7 +116,7 @@ def profile(
 
 
 def _chosen(
-    target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
+    target: str, assignments: list[str], catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
     """Returns the resolved spec of the run, or of the first run that a file would make, and its seed."""
     from service.scheduling.admission import read_spec
