@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from api import failures, login, openapi
 from api.access import refuse_unruled
 from api.guard import Guard
-from api.intake import Checks, ClusterView, Intake, ProjectView
+from api.intake import Intake
 from api.login import device
 from api.login import routes as logins
 from api.metrics import RequestMetrics, ServiceCollector
@@ -45,7 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         app.state.streams.close()
-        app.state.checks.close()
+        app.state.intake.checks.close()
         app.state.bounded.close()
         store.close()
 
@@ -53,16 +53,11 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.store = store
     app.state.queue = Queue(store)
-    app.state.cluster = ClusterView(app.state.queue)
     app.state.catalogue = settings.catalogue()
-    app.state.checks = Checks()
     app.state.bounded = BoundedProcess()
     app.state.closed = settings.asks_who()
     app.state.principals = Principals(store)
-    app.state.projects = ProjectView(store)
-    app.state.intake = Intake(
-        store, settings, app.state.catalogue, app.state.cluster, app.state.checks, app.state.projects
-    )
+    app.state.intake = Intake(store, settings, app.state.catalogue, app.state.queue)
     app.state.streams = Streams(store)
     login.install(app, settings)
     app.state.registry = registry

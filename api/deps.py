@@ -1,15 +1,15 @@
-"""What routes ask for, as annotated types."""
+"""How routes are declared, and what they ask for, as annotated types."""
 
 import itertools
-from collections.abc import Generator, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.access import MAX_ID, Caller, current_user
-from api.intake import Checks, ClusterView, ProjectView
+from api.intake import Intake
 from api.problems import declared
 from api.stream import Streams, parse_number
 from api.throttle import Throttle
@@ -34,10 +34,8 @@ QueueDep = Annotated[Queue, _state("queue")]
 SettingsDep = Annotated[Settings, _state("settings")]
 CatalogueDep = Annotated[Mapping[str, Hardware], _state("catalogue")]
 StreamsDep = Annotated[Streams, _state("streams")]
-ChecksDep = Annotated[Checks, _state("checks")]
 BoundedDep = Annotated[BoundedProcess, _state("bounded")]
-ClusterDep = Annotated[ClusterView, _state("cluster")]
-ProjectsDep = Annotated[ProjectView, _state("projects")]
+IntakeDep = Annotated[Intake, _state("intake")]
 ThrottleDep = Annotated[Throttle, _state("throttle")]
 CurrentUser = Annotated[Caller, Depends(current_user)]  # Whom the rule of the route has let through
 
@@ -45,22 +43,27 @@ ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the e
 RunId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the run.", examples=[40])]
 
 
+def given(description: str, *examples: Any, **limits: Any) -> Any:
+    """Describes a parameter of the query."""
+    return Query(description=description, examples=list(examples) or None, **limits)
+
+
 def _filter(example: str) -> Any:
     described = "Conditions joined by `and`, in MLflow's grammar."
-    return Query(max_length=4000, description=described, examples=[example])
+    return given(described, example, max_length=4000)
 
 
 def _order(example: str) -> Any:
     described = "Up to 8 fields with `asc` or `desc`, separated by commas; ties are broken by id."
-    return Query(max_length=1000, description=described, examples=[example])
+    return given(described, example, max_length=1000)
 
 
 Filter = Annotated[str | None, _filter("precision = 'fp16' and accuracy > 0.9")]
 OrderBy = Annotated[str | None, _order("accuracy desc, cost_usd")]
 ExperimentFilter = Annotated[str | None, _filter("state = 'running' and owner = 'ada'")]
 ExperimentOrderBy = Annotated[str | None, _order("priority desc, created_s")]
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE, description="Most items in one page.")]
-PageToken = Annotated[str | None, Query(max_length=4000, description="`next_page_token` of the page before.")]
+PageSize = Annotated[int, given("Most items in one page.", ge=1, le=MAX_PAGE_SIZE)]
+PageToken = Annotated[str | None, given("`next_page_token` of the page before.", max_length=4000)]
 
 
 async def _runs(filter: Filter = None, order_by: OrderBy = None) -> dict[str, Any]:
@@ -75,7 +78,7 @@ async def _page(
     page_size: PageSize = 100,
     page_token: PageToken = None,
     offset: Annotated[
-        int | None, Query(ge=0, le=MAX_ID, description="Items to skip; with it, `total` counts all.")
+        int | None, given("Items to skip; with it, `total` counts all.", ge=0, le=MAX_ID)
     ] = None,
 ) -> dict[str, Any]:
     return {**chosen, "page_size": page_size, "page_token": page_token, "offset": offset}
@@ -143,12 +146,44 @@ SpecBody = Annotated[bytes, Depends(_body)]
 TEXT, BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
 
 
-def answered(
-    description: str, contents: Mapping[str, Mapping[str, Any]], *problems: str
-) -> dict[int | str, dict[str, Any]]:
-    """Returns OpenAPI's `responses` of an answer that is not a record: schema by media type, problems."""
-    content = {media_type: {"schema": schema} for media_type, schema in contents.items()}
-    return {200: {"description": description, "content": content}, **declared(*problems)}
+Route = TypeVar("Route", bound=Callable[..., Any])
+
+
+class Operations(APIRouter):
+    """Operations of the API, which cannot be declared without a rule of `api.access`."""
+
+    def operation(
+        self,
+        operation: str,
+        rule: Any,
+        summary: str | None = None,
+        *dependencies: Any,
+        sends: Mapping[str, Mapping[str, Any]] | None = None,
+        described: str = "",
+        problems: Sequence[str] = (),
+        **options: Any,
+    ) -> Callable[[Route], Route]:
+        """Adds an operation: its method and path, such as `GET /{run_id}`, and who may ask for it.
+
+        Args:
+            sends: of an answer that is not a record, schema by media type; `described` is what it holds.
+            problems: slugs of those that `api.openapi` cannot derive.
+            options: as for `APIRouter.api_route`.
+        """
+        method, _, path = operation.partition(" ")
+        responses = {**declared(*problems), **options.pop("responses", {})}
+        if sends is not None:
+            content = {media_type: {"schema": schema} for media_type, schema in sends.items()}
+            responses[200] = {"description": described, "content": content}
+            options = {"response_class": Response, **options}
+        return self.api_route(
+            path,
+            methods=[method],
+            dependencies=[rule, *dependencies],
+            summary=summary,
+            responses=responses,
+            **options,
+        )
 
 
 def attached(name: str) -> dict[str, str]:

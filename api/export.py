@@ -13,9 +13,8 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import orjson
-from fastapi import Query
 
-from api.deps import BINARY, TEXT, Download, answered
+from api.deps import BINARY, TEXT, Download, given
 from api.problems import ProblemError
 from service.config.suggestions import nearest
 from service.domain.access import EVERYTHING, Visibility
@@ -27,11 +26,10 @@ _PAGE_SIZE = 1000
 _CHUNK = 1 << 16
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # First characters that a spreadsheet takes for a formula
 
-FormatParameter = Annotated[TableFormat, Query(description="csv, parquet or jsonl (JSON lines).")]
+FormatParameter = Annotated[TableFormat, given("csv, parquet or jsonl (JSON lines).")]
 
 ColumnsParameter = Annotated[
-    str | None,
-    Query(max_length=4000, description="Columns in order, separated by commas; none = all of them."),
+    str | None, given("Columns in order, separated by commas; none = all of them.", max_length=4000)
 ]
 
 MEDIA_TYPES = {
@@ -40,10 +38,7 @@ MEDIA_TYPES = {
     TableFormat.jsonl: "application/jsonl",
 }
 
-ANSWERED = answered(
-    "The table.",
-    {kind: BINARY if form is TableFormat.parquet else TEXT for form, kind in MEDIA_TYPES.items()},
-)
+TABLES = {kind: BINARY if form is TableFormat.parquet else TEXT for form, kind in MEDIA_TYPES.items()}
 
 Row = dict[str, Any]
 Columns = Mapping[str, type]

@@ -13,7 +13,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from service.scheduling.cluster import ClusterSnapshot, require_pool
 from service.scheduling.queue import Queue
 from service.specs.data import UnreadData
 from service.specs.experiment import ExperimentSpec
+from service.specs.models import FindRun
 from service.specs.paths import Roots
 from service.specs.project_limits import (
     NO_LIMITS,
@@ -43,6 +44,7 @@ from service.specs.project_limits import (
     refused_priority,
     spent_budget,
 )
+from service.specs.reuse import FindEqual
 from service.specs.study import in_part, parse_study, part_text
 from service.store import Keyed, NewExperiment, NewPart, NewStudy, Store, StoreError, body_sha256
 
@@ -162,18 +164,20 @@ class _TooHeavy(Exception):
     """The spec is checked in a thread of its own."""
 
 
-@dataclass
 class Intake:
-    """Takes submissions for one application; used from its event loop only."""
+    """Takes submissions for one application, and checks specs; used from its event loop only."""
 
-    store: Store
-    settings: Settings
-    catalogue: Mapping[str, Hardware]
-    cluster: ClusterView
-    checks: Checks
-    projects: ProjectView
-    _waiting: list[_Request] = field(default_factory=list)
-    _worker: asyncio.Task[None] | None = None
+    def __init__(
+        self, store: Store, settings: Settings, catalogue: Mapping[str, Hardware], queue: Queue
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.catalogue = catalogue
+        self.cluster = ClusterView(queue)
+        self.checks = Checks()
+        self.projects = ProjectView(store)
+        self._waiting: list[_Request] = []
+        self._worker: asyncio.Task[None] | None = None
 
     async def submit(
         self, text: bytes, caller: Caller, idempotency_key: str | None
@@ -266,15 +270,14 @@ class Intake:
             raise _TooHeavy
         if problems := budget_problems(spec, self.store, self.catalogue):
             raise SpecError(problems)
-        snapshot = self.cluster.read(spec.pool)
         plans, reuse = admit(
             spec,
             self.settings,
             self.catalogue,
-            snapshot,
+            self.cluster.read(spec.pool),
             now_s=time.time(),
-            find_run=functools.partial(self.store.runs.find, visible=caller.visible) if find_runs else None,
-            find_equal=functools.partial(self.store.runs.equal, visible=caller.visible),
+            find_run=self.find_run(caller) if find_runs else None,
+            find_equal=self.find_equal(caller),
             roots=roots,
             may_read=not light,
         )
@@ -288,6 +291,19 @@ class Intake:
             caller.actor,
             self.projects.limits(spec.project).queued_runs_per_user,
         )
+
+    def read(self, text: bytes, caller: Caller) -> ExperimentSpec:
+        """Returns a spec that someone may submit; raises as a submission of it would."""
+        spec = read_spec(text, self.catalogue)
+        self.projects.refuse(caller, spec)
+        self.projects.refuse_queued(caller, spec)
+        return spec
+
+    def find_run(self, caller: Caller) -> FindRun:
+        return functools.partial(self.store.runs.find, visible=caller.visible)
+
+    def find_equal(self, caller: Caller) -> FindEqual:
+        return functools.partial(self.store.runs.equal, visible=caller.visible)
 
     async def submit_study(
         self, text: bytes, caller: Caller, idempotency_key: str | None

@@ -231,10 +231,6 @@ class Place:
                 place = replace(place, attempt=attempt.number, step=min(place.step, ceiling), steps=steps)
         return place
 
-    def with_points(self, fresh: Mapping[str, NewSeries]) -> Place:
-        steps = {**(self.steps or {}), **{name: series.steps[-1] for name, series in fresh.items()}}
-        return replace(self, step=max([self.step, *steps.values()]), steps=steps)
-
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot(FeedSnapshot[Place]):
@@ -251,32 +247,24 @@ class RunSource:
         # The run is read first: whatever it had reported by then is in the reads that follow.
         run = self.store.runs.get(self.run_id)
         attempts, latest = self.store.runs.attempts(self.run_id), self.store.series.latest_points(self.run_id)
-        payload = _run_payload(run, latest)
-        frames: list[bytes] = []
-        if last is None:
-            line = self.store.runs.last_log_line(self.run_id)
-            place = Place(line=line.cursor if line is not None else 0).resumed(attempts)
-            steps = _visible_steps(latest, attempts)
-            place = replace(place, step=max(steps.values(), default=0), steps=steps)
-        else:
-            place = last.place.resumed(attempts)
-            if payload != last.payload:
-                frames.append(frame("run", payload, str(place)))
-            for lines in self._lines(place.line):
-                for line in lines:
-                    place = replace(place, line=line.cursor)
-                    frames.append(frame("log", to_json(line), str(place)))
-            for fresh in self._points(place, _visible_steps(latest, attempts)):
-                place = place.with_points(fresh)
-                frames.append(_points_frame(fresh, str(place)))
+        line = self.store.runs.last_log_line(self.run_id)
+        payload, steps = _run_payload(run, latest), _visible_steps(latest, attempts)
+        place = Place(line=line.cursor if line is not None else 0).resumed(attempts)
+        place = replace(place, step=max(steps.values(), default=0), steps=steps)
         end = frame("end", payload, str(place)) if run.state in TERMINAL_RUN_STATES else None
-        return RunSnapshot(place, end, payload, attempts), b"".join(frames)
+        snapshot = RunSnapshot(place, end, payload, attempts)
+        if last is None:
+            return snapshot, b""
+        run_frame = frame("run", payload, str(last.place)) if payload != last.payload else b""
+        return snapshot, run_frame + b"".join(self._between(last.place, snapshot))
 
     def catch_up(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
-        if place.newest:
-            yield frame("run", snapshot.payload, str(snapshot.place))
-            return
-        yield frame("run", snapshot.payload, str(place))
+        yield frame("run", snapshot.payload, str(snapshot.place if place.newest else place))
+        if not place.newest:
+            yield from self._between(place, snapshot)
+
+    def _between(self, place: Place, snapshot: RunSnapshot) -> Iterator[bytes]:
+        """Yields the log lines and points from a place to a snapshot."""
         place = place.resumed(snapshot.attempts)
         for lines in self._lines(place.line, snapshot.place.line):
             frames = []
@@ -293,14 +281,11 @@ class RunSource:
         if waiting:
             yield _points_frame(waiting, str(snapshot.place))
 
-    def _lines(self, after: int, until: int | None = None) -> Iterator[list[LogLine]]:
+    def _lines(self, after: int, until: int) -> Iterator[list[LogLine]]:
         limit = _FIRST_LINES
-        while until is None or after < until:
+        while after < until:
             lines = self.store.runs.logs(self.run_id, after=after or None, limit=limit)
-            if until is None:
-                yield lines
-            else:
-                yield [line for line in lines if line.cursor <= until]
+            yield [line for line in lines if line.cursor <= until]
             if len(lines) < limit:
                 return
             after = lines[-1].cursor

@@ -9,17 +9,17 @@ import secrets
 from typing import Annotated
 from urllib.parse import parse_qs, quote
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.access import PUBLIC_ANY_QUERY, SIGNED_IN, Caller
 from api.bodies import Decision
-from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep
 from api.guard import LOOPBACK_NAMES
 from api.login.people import ensure_user
 from api.login.routes import NO_STORE
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from api.routes.pages import file
 from api.throttle import DEVICE_CODE, DEVICE_POLL, USER_CODE, Throttle, address_key, client_address
 from service.db.errors import Conflict, NotFound
@@ -47,8 +47,8 @@ def normalised(text: str) -> str:
 
 GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"
 
-oauth = APIRouter(include_in_schema=False)  # What devices use, and the page for people
-router = APIRouter(tags=["people"])
+oauth = Operations(include_in_schema=False)  # What devices use, and the page for people
+router = Operations(tags=["people"])
 
 _NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 _LONGEST_FORM = 4_096
@@ -61,7 +61,7 @@ UserCode = Annotated[
 ]
 
 
-@oauth.post("/device/code", dependencies=[PUBLIC_ANY_QUERY])
+@oauth.operation("POST /device/code", PUBLIC_ANY_QUERY)
 async def device_code(
     request: Request, store: StoreDep, settings: SettingsDep, throttle: ThrottleDep
 ) -> Response:
@@ -100,7 +100,7 @@ async def device_code(
     )
 
 
-@oauth.post("/device/token", dependencies=[PUBLIC_ANY_QUERY])
+@oauth.operation("POST /device/token", PUBLIC_ANY_QUERY)
 async def device_token(request: Request, store: StoreDep, throttle: ThrottleDep) -> Response:
     """Gives an approved device its token, once; until then, says why there is none yet."""
     throttle.count(DEVICE_POLL, address_key(request))
@@ -145,17 +145,18 @@ _WHY = {
 }
 
 
-@oauth.get("/device", dependencies=[PUBLIC_ANY_QUERY])
-def device_page(user_code: Annotated[str | None, Query()] = None) -> Response:
+@oauth.operation("GET /device", PUBLIC_ANY_QUERY)
+def device_page() -> Response:
     """The page on which a device login is approved; its script reads the code."""
     return file("device.html")
 
 
-@router.get(
-    "/api/v1/device-logins/{user_code}",
-    dependencies=[SIGNED_IN, NO_STORE],
-    responses=declared("too-many-requests"),
-    summary="A device that asks to be let in",
+@router.operation(
+    "GET /api/v1/device-logins/{user_code}",
+    SIGNED_IN,
+    "A device that asks to be let in",
+    NO_STORE,
+    problems=["too-many-requests"],
 )
 def describe_device_login(
     user_code: UserCode, request: Request, user: CurrentUser, store: StoreDep
@@ -164,12 +165,12 @@ def describe_device_login(
     return _pending(request, user, store, normalised(user_code))
 
 
-@router.post(
-    "/api/v1/device-logins/{user_code}/decision",
-    dependencies=[SIGNED_IN],
+@router.operation(
+    "POST /api/v1/device-logins/{user_code}/decision",
+    SIGNED_IN,
+    "Let a device in, or turn it away",
+    problems=["too-many-requests"],
     status_code=204,
-    responses=declared("too-many-requests"),
-    summary="Let a device in, or turn it away",
 )
 def decide_device_login(
     user_code: UserCode, decision: Decision, request: Request, user: CurrentUser, store: StoreDep

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.bodies import PastedToken
-from api.deps import CurrentUser, SettingsDep, StoreDep, ThrottleDep
+from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep, given
 from api.login import sessions
 from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
 from api.login.people import AccountDisabled, ensure_user, person_logs_in
 from api.principals import Identity, Via
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from api.routes.pages import file
 from api.throttle import LOGIN, OIDC, address_key, client_address
 from service.domain.access import Action, UserKind
@@ -27,8 +27,8 @@ from service.store.people import Refused, secret_sha256
 
 _logger = logging.getLogger(__name__)
 
-pages = APIRouter(include_in_schema=False)  # What a browser opens; not for programs
-router = APIRouter(tags=["people"])
+pages = Operations(include_in_schema=False)  # What a browser opens; not for programs
+router = Operations(tags=["people"])
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -60,21 +60,19 @@ class ListedSession(Session):
     current: bool  # Whether this request came with it
 
 
-@pages.get("/login", dependencies=[PUBLIC_ANY_QUERY])
-def login_page(
-    return_to: Annotated[str | None, Query(alias="return")] = None, problem: str | None = None
-) -> Response:
+@pages.operation("GET /login", PUBLIC_ANY_QUERY)
+def login_page() -> Response:
     """The login page; its script reads the parameters."""
     return file("login.html")
 
 
-@pages.get("/login/options", dependencies=[PUBLIC, NO_STORE])
+@pages.operation("GET /login/options", PUBLIC, None, NO_STORE)
 def login_options(request: Request, settings: SettingsDep) -> LoginOptions:
     issuer = settings.oidc_issuer
     return LoginOptions(request.app.state.closed, urlsplit(issuer).hostname if issuer else None)
 
 
-@pages.post("/login/token", dependencies=[PUBLIC])
+@pages.operation("POST /login/token", PUBLIC)
 def login_with_token(
     request: Request, pasted: PastedToken, store: StoreDep, throttle: ThrottleDep
 ) -> Response:
@@ -112,7 +110,7 @@ async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provi
 WithProvider = Annotated[tuple[Provider, sessions.CookieJar], Depends(_with_provider)]
 
 
-@pages.get("/login/oidc", dependencies=[PUBLIC_ANY_QUERY])
+@pages.operation("GET /login/oidc", PUBLIC_ANY_QUERY)
 def login_with_provider(
     login: WithProvider, return_to: Annotated[str | None, Query(alias="return")] = None
 ) -> Response:
@@ -128,29 +126,16 @@ def login_with_provider(
     return answer
 
 
-@pages.get("/login/oidc/callback", dependencies=[PUBLIC_ANY_QUERY])
-def login_from_provider(
-    request: Request,
-    login: WithProvider,
-    state: str = "",
-    code: str | None = None,
-    iss: str | None = None,
-    error: str | None = None,
-    error_description: str | None = None,
-    session_state: str | None = None,
-    scope: str | None = None,
-) -> Response:
+@pages.operation("GET /login/oidc/callback", PUBLIC_ANY_QUERY)
+def login_from_provider(request: Request, login: WithProvider) -> Response:
     """Opens a session for whom the provider vouches; a login is used once, whatever becomes of it."""
     provider, jar = login
     departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
         return RedirectResponse(sessions.login_address("/", "provider-late"), 303, _NO_STORE)
     back = sessions.safe_return(departure.return_to)
-    given = {"state": state, "code": code, "iss": iss, "error": error}
     try:
-        person = provider.arrive(
-            departure, {name: value for name, value in given.items() if value is not None}
-        )
+        person = provider.arrive(departure, request.query_params)
         answer: Response = RedirectResponse(back, 303, _NO_STORE)
         sessions.log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
     except ProviderError as failure:
@@ -166,13 +151,7 @@ def _failed(back: str, error: ProviderError) -> Response:
     return RedirectResponse(sessions.login_address(back, error.problem), 303, _NO_STORE)
 
 
-@router.post(
-    "/logout",
-    dependencies=[SIGNED_IN],
-    status_code=200,
-    summary="End this session",
-    response_class=JSONResponse,
-)
+@router.operation("POST /logout", SIGNED_IN, "End this session", response_class=JSONResponse)
 def logout(request: Request, user: CurrentUser) -> Response:
     """Ends the session that the request came with; `provider` is where to end the one there, or null."""
     identity: Identity | None = getattr(request.state, "identity", None)
@@ -184,7 +163,7 @@ def logout(request: Request, user: CurrentUser) -> Response:
     return answer
 
 
-@router.get("/api/v1/whoami", dependencies=[SIGNED_IN, NO_STORE], summary="Who sends this request")
+@router.operation("GET /api/v1/whoami", SIGNED_IN, "Who sends this request", NO_STORE)
 def whoami(request: Request, user: CurrentUser) -> Whoami:
     """The user, how they were recognised, and what limits what they may do."""
     principal = user.principal
@@ -203,17 +182,14 @@ def whoami(request: Request, user: CurrentUser) -> Whoami:
     )
 
 
-@router.get(
-    "/api/v1/sessions",
-    dependencies=[SIGNED_IN, NO_STORE],
-    responses=declared("forbidden"),
-    summary="Browsers that are logged in",
+@router.operation(
+    "GET /api/v1/sessions", SIGNED_IN, "Browsers that are logged in", NO_STORE, problems=["forbidden"]
 )
 def list_sessions(
     request: Request,
     user: CurrentUser,
     store: StoreDep,
-    everyone: Annotated[bool, Query(description="Those of all users; for administrators.")] = False,
+    everyone: Annotated[bool, given("Those of all users; for administrators.")] = False,
 ) -> Items[ListedSession]:
     """One's own sessions, or everyone's; the last used first."""
     if everyone and (reason := user.principal.lacks(Action.administer)):
@@ -227,9 +203,7 @@ def list_sessions(
     return Items([ListedSession(**asdict(one), current=one.id == current) for one in found])
 
 
-@router.delete(
-    "/api/v1/sessions/{session_id}", dependencies=[SIGNED_IN], status_code=204, summary="End a session"
-)
+@router.operation("DELETE /api/v1/sessions/{session_id}", SIGNED_IN, "End a session", status_code=204)
 def end_session(session_id: SessionId, request: Request, user: CurrentUser, store: StoreDep) -> None:
     """Ends one of one's own sessions, or as an administrator anyone's; its browser must log in again.
 

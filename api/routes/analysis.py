@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import Depends, Path, Query
 from fastapi.responses import Response
 
 from api.access import MAX_ID, SEE_ALL, SIGNED_IN
-from api.deps import TEXT, CurrentUser, ExperimentId, Filter, SettingsDep, StoreDep, answered
+from api.deps import TEXT, CurrentUser, ExperimentId, Filter, Operations, SettingsDep, StoreDep, given
 from service.analysis import answers
 from service.analysis.words import assignments, one_assignment
 from service.domain.records import Items
@@ -26,28 +26,27 @@ from service.output.plots.plot import MOST_CURVES, Band, By, Chart, Choices, Opt
 if TYPE_CHECKING:
     from service.analysis.question import Question
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["answers"])
-across = APIRouter(prefix="/api/v1", tags=["answers"])  # Over all experiments that the reader sees
+router = Operations(prefix="/api/v1/experiments", tags=["answers"])
+across = Operations(prefix="/api/v1", tags=["answers"])  # Over all experiments that the reader sees
 
 _MOST = 100
 
 Also = Annotated[
     list[Annotated[int, Query(ge=1, le=MAX_ID)]] | None,
-    Query(
+    given(
+        "Further experiments to answer from together; where they differ in a field, it becomes an axis.",
+        [13],
         max_length=20,
-        description="Further experiments to answer from together; where they differ in a field, it "
-        "becomes an axis.",
-        examples=[[13]],
     ),
 ]
 
 
 def _one(description: str, example: str, longest: int = 200) -> Any:
-    return Query(max_length=longest, description=description, examples=[example])
+    return given(description, example, max_length=longest)
 
 
 def _several(description: str, example: str) -> Any:
-    return Query(max_length=_MOST, description=description, examples=[[example]])
+    return given(description, [example], max_length=_MOST)
 
 
 Metrics = Annotated[
@@ -59,11 +58,10 @@ Metrics = Annotated[
 def _selection(
     filter: Filter = None,
     undisturbed: Annotated[
-        bool, Query(description="Leave out runs that neighbours disturbed while they were measured.")
+        bool, given("Leave out runs that neighbours disturbed while they were measured.")
     ] = False,
     with_overhead: Annotated[
-        bool,
-        Query(description="Add to time and cost of each run an even share of its experiment's overhead."),
+        bool, given("Add to time and cost of each run an even share of its experiment's overhead.")
     ] = False,
 ) -> answers.Selection:
     return answers.Selection(filter, undisturbed, with_overhead)
@@ -97,7 +95,7 @@ class _Asked:
 
 
 Asked = Annotated[_Asked, Depends()]
-Alpha = Annotated[float, Query(gt=0, lt=1, description="Error rate of the claims.")]
+Alpha = Annotated[float, given("Error rate of the claims.", gt=0, lt=1)]
 
 
 def _bounds(description: str, example: str) -> Any:
@@ -115,7 +113,7 @@ Strategy = Annotated[
         "energy_cost_time",
     ]
     | None,
-    Query(description="A named weighting; none without weights = balance."),
+    given("A named weighting; none without weights = balance."),
 ]
 Weights = Annotated[list[str] | None, _bounds("Weights of your own", "cost_usd=0.5")]
 
@@ -127,20 +125,20 @@ class ReportFormat(StrEnum):
     md = "md"  # Markdown: the same words and tables
 
 
-@router.get("/{experiment_id}/compare", dependencies=[SEE_ALL], summary="Compare configurations")
+@router.operation("GET /{experiment_id}/compare", SEE_ALL, "Compare configurations")
 def compare_experiment(
     asked: Asked,
     by: Annotated[list[str] | None, _several("Axes that make the rows; none = all.", "precision")] = None,
     metric: Metrics = None,
     a: Annotated[str | None, _one("One side of a claim: axis values.", "precision=bf16", 1000)] = None,
     b: Annotated[str | None, _one("The other side.", "precision=fp32", 1000)] = None,
-    claims: Annotated[bool, Query(description="Test every pair of rows.")] = False,
+    claims: Annotated[bool, given("Test every pair of rows.")] = False,
     untested: Annotated[
-        bool, Query(description="Answer also when no pair can be tested yet, with the reason for each.")
+        bool, given("Answer also when no pair can be tested yet, with the reason for each.")
     ] = False,
     margin: Annotated[list[str] | None, _bounds("Difference that counts as none", "accuracy=0.005")] = None,
     alpha: Alpha = 0.05,
-    kernels: Annotated[bool, Query(description="Add each row's kernels, of its profiled runs.")] = False,
+    kernels: Annotated[bool, given("Add each row's kernels, of its profiled runs.")] = False,
     best_over: Annotated[
         list[str] | None,
         _several(
@@ -188,14 +186,12 @@ def compare_experiment(
     return replace(answer, published=compare_published(question, table, specs))
 
 
-@router.get("/{experiment_id}/score", dependencies=[SEE_ALL], summary="Score configurations")
+@router.operation("GET /{experiment_id}/score", SEE_ALL, "Score configurations")
 def score_experiment(
     asked: Asked,
     strategy: Strategy = None,
     weight: Weights = None,
-    as_published: Annotated[
-        bool, Query(description="Use figures as Chen and Sköld (2023) define them.")
-    ] = False,
+    as_published: Annotated[bool, given("Use figures as Chen and Sköld (2023) define them.")] = False,
 ) -> answers.ScoreAnswer:
     """A weighted sum of max-normalised metrics, lower is better, and at which weight the winner changes."""
     return asked.question().score(
@@ -203,19 +199,19 @@ def score_experiment(
     )
 
 
-@router.get("/{experiment_id}/frontier", dependencies=[SEE_ALL], summary="Get the Pareto frontier")
+@router.operation("GET /{experiment_id}/frontier", SEE_ALL, "Get the Pareto frontier")
 def frontier_experiment(asked: Asked, metric: Metrics = None) -> answers.FrontierAnswer:
     """What nothing else beats on every metric at once, and who dominates the rest."""
     return asked.question().frontier(metrics=metric or ())
 
 
-@router.get("/{experiment_id}/effects", dependencies=[SEE_ALL], summary="Get the effects of axes")
+@router.operation("GET /{experiment_id}/effects", SEE_ALL, "Get the effects of axes")
 def effects_experiment(asked: Asked, metric: Metrics = None, alpha: Alpha = 0.05) -> answers.EffectsAnswer:
     """Effects of each axis on each metric, as `compare` claims them, and tests of interactions."""
     return asked.question().effects(metrics=metric or (), alpha=alpha)
 
 
-@router.get("/{experiment_id}/recommend", dependencies=[SEE_ALL], summary="Recommend a configuration")
+@router.operation("GET /{experiment_id}/recommend", SEE_ALL, "Recommend a configuration")
 def recommend_experiment(
     asked: Asked,
     objective: Annotated[str, _one("The metric to be best on.", "cost_usd")] = "cost_usd",
@@ -226,8 +222,7 @@ def recommend_experiment(
     at_most: Annotated[list[str] | None, _bounds("Upper bounds", "cost_usd=2")] = None,
     at_least: Annotated[list[str] | None, _bounds("Lower bounds", "accuracy=0.9")] = None,
     per: Annotated[
-        str | None,
-        _one("Choose also among the configurations with each value of this axis.", "precision"),
+        str | None, _one("Choose also among the configurations with each value of this axis.", "precision")
     ] = None,
 ) -> answers.Recommendation:
     """The best on the objective that meets every constraint, what was excluded and why, how sure it is."""
@@ -240,9 +235,7 @@ def recommend_experiment(
     )
 
 
-@router.get(
-    "/{experiment_id}/speedup", dependencies=[SEE_ALL], summary="Set configurations against a baseline"
-)
+@router.operation("GET /{experiment_id}/speedup", SEE_ALL, "Set configurations against a baseline")
 def speedup_experiment(
     asked: Asked,
     baseline: Annotated[
@@ -270,7 +263,7 @@ def speedup_experiment(
     )
 
 
-@router.get("/{experiment_id}/tasks", dependencies=[SEE_ALL], summary="Rank configurations over tasks")
+@router.operation("GET /{experiment_id}/tasks", SEE_ALL, "Rank configurations over tasks")
 def rank_over_tasks(
     asked: Asked,
     metric: Annotated[
@@ -284,7 +277,7 @@ def rank_over_tasks(
     return across_tasks(read_run_table(asked.store, asked.ids, asked.selection), metric=metric)
 
 
-@across.get("/guide", dependencies=[SIGNED_IN], summary="Get guidelines from finished experiments")
+@across.operation("GET /guide", SIGNED_IN, "Get guidelines from finished experiments")
 def get_guide(
     store: StoreDep,
     settings: SettingsDep,
@@ -293,7 +286,7 @@ def get_guide(
     project: Annotated[str | None, _one("Only experiments of this project.", "nlp")] = None,
     by: Annotated[list[str] | None, _several("Axes; none = each that one varies.", "precision")] = None,
     metric: Metrics = None,
-    limit: Annotated[int, Query(ge=1, le=500, description="Most experiments, the newest first.")] = 100,
+    limit: Annotated[int, given("Most experiments, the newest first.", ge=1, le=500)] = 100,
 ) -> answers.Guide:
     """Claims of experiments that succeeded, collected by axis, task and hardware.
 
@@ -315,16 +308,16 @@ def get_guide(
     )
 
 
-@router.get(
-    "/{experiment_id}/report",
-    dependencies=[SEE_ALL],
-    response_class=Response,
-    summary="Get a report",
-    responses=answered("The report.", {"text/html": TEXT, "text/markdown": TEXT}),
+@router.operation(
+    "GET /{experiment_id}/report",
+    SEE_ALL,
+    "Get a report",
+    sends={"text/html": TEXT, "text/markdown": TEXT},
+    described="The report.",
 )
 def report_experiment(
     asked: Asked,
-    format: Annotated[ReportFormat, Query(description="html or md (Markdown).")] = ReportFormat.html,
+    format: Annotated[ReportFormat, given("html or md (Markdown).")] = ReportFormat.html,
 ) -> Response:
     """Question, method, tables, plots, verdicts, caveats and how to reproduce; needs no network."""
     from service.output.report import ReportContents, html, markdown
@@ -345,7 +338,7 @@ def report_experiment(
     return Response(page.text, media_type="text/html", headers={"Content-Security-Policy": page.policy})
 
 
-@router.get("/{experiment_id}/figures", dependencies=[SEE_ALL], summary="List figures")
+@router.operation("GET /{experiment_id}/figures", SEE_ALL, "List figures")
 def list_figures(ids: Ids, store: StoreDep) -> Choices:
     """What can be drawn: kinds of figures with the parameters that each takes, metrics, axes."""
     from service.output.plots.registry import choices
@@ -353,27 +346,18 @@ def list_figures(ids: Ids, store: StoreDep) -> Choices:
     return choices(store, ids)
 
 
-Over = Annotated[XAxis, Query(description="What curves are drawn over.")]
-LinePer = Annotated[By | None, Query(description="A line per configuration (mean over seeds) or per run.")]
-Around = Annotated[Band, Query(description="Band around a mean: one standard deviation, or the range.")]
-MaxCurves = Annotated[int | None, Query(ge=1, le=MOST_CURVES, description="Most lines.")]
-Unfinished = Annotated[
-    bool, Query(description="Draw curves of runs that have not succeeded, or not yet, as well.")
-]
+Over = Annotated[XAxis, given("What curves are drawn over.")]
+LinePer = Annotated[By | None, given("A line per configuration (mean over seeds) or per run.")]
+Around = Annotated[Band, given("Band around a mean: one standard deviation, or the range.")]
+MaxCurves = Annotated[int | None, given("Most lines.", ge=1, le=MOST_CURVES)]
+Unfinished = Annotated[bool, given("Draw curves of runs that have not succeeded, or not yet, as well.")]
 
 
-@router.get(
-    "/{experiment_id}/curves", dependencies=[SEE_ALL], response_model=Items[Chart], summary="Get curves"
-)
+@router.operation("GET /{experiment_id}/curves", SEE_ALL, "Get curves", response_model=Items[Chart])
 def get_curves(
     asked: Asked,
     metric: Annotated[
-        list[str] | None,
-        Query(
-            max_length=8,
-            description="Metrics, a chart each; none = those of the report.",
-            examples=[["loss"]],
-        ),
+        list[str] | None, given("Metrics, a chart each; none = those of the report.", ["loss"], max_length=8)
     ] = None,
     x: Over = XAxis.step,
     by: LinePer = None,
@@ -394,9 +378,7 @@ def get_curves(
     return Response(orjson.dumps(Items(found)), media_type="application/json")
 
 
-@router.get(
-    "/{experiment_id}/figures/{figure}", dependencies=[SEE_ALL], response_model=Plot, summary="Get a figure"
-)
+@router.operation("GET /{experiment_id}/figures/{figure}", SEE_ALL, "Get a figure", response_model=Plot)
 def get_figure(
     asked: Asked,
     figure: Annotated[
@@ -414,7 +396,7 @@ def get_figure(
     unfinished: Unfinished = True,
     strategy: Strategy = None,
     weight: Weights = None,
-    run: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Run of which a step is drawn.")] = None,
+    run: Annotated[int | None, given("Run of which a step is drawn.", ge=1, le=2**63 - 1)] = None,
 ) -> Response:
     """Traces and layout for plotly, without colours of a theme; a parameter that changes nothing is refused.
 

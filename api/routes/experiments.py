@@ -5,8 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from api import export
@@ -24,16 +23,17 @@ from api.deps import (
     ExperimentOrderBy,
     Filter,
     IdempotencyKey,
+    IntakeDep,
+    Operations,
     PageOfRuns,
     PageSize,
     PageToken,
-    ProjectsDep,
     QueueDep,
     StoreDep,
     StreamsDep,
-    answered,
+    given,
 )
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from api.stream import EventStream
 from service.db.errors import NotFound, StoreOutage, Unconfirmed, UnusableDatabase
 from service.domain.access import Action
@@ -54,13 +54,13 @@ from service.domain.records import (
 from service.domain.serialization import to_json
 from service.domain.states import TERMINAL_RUN_STATES, ExperimentState, RunState
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
-across = APIRouter(prefix="/api/v1", tags=["experiments"])  # What is not about one experiment or their list
+router = Operations(prefix="/api/v1/experiments", tags=["experiments"])
+across = Operations(prefix="/api/v1", tags=["experiments"])  # What is not about one experiment or their list
 
 
-async def _existing(experiment_id: ExperimentId, store: StoreDep) -> int:
+def _existing(experiment_id: ExperimentId, store: StoreDep) -> int:
     """Returns the id of an experiment that exists; a stream has no status once it has begun."""
-    return (await run_in_threadpool(store.experiments.get, experiment_id)).id
+    return store.experiments.get(experiment_id).id
 
 
 @dataclass
@@ -104,7 +104,7 @@ def _stored() -> Iterator[None]:
         raise Unconfirmed("the change is stored, but its result cannot be read") from error
 
 
-SUBMITTED: Mapping[int | str, dict[str, Any]] = {
+_STORED: dict[int | str, dict[str, Any]] = {
     201: {
         "description": "Stored with all its runs, durably. The same Idempotency-Key and body again "
         "get the same experiment with `Idempotent-Replayed: true`.",
@@ -115,20 +115,17 @@ SUBMITTED: Mapping[int | str, dict[str, Any]] = {
                 "schema": {"type": "string"},
             },
         },
-    },
-    **declared("idempotency-mismatch", "conflict"),
+    }
+}
+SUBMITTED: Mapping[str, Any] = {
+    "status_code": 201,
+    "response_model": ExperimentStatus,
+    "responses": _STORED,
+    "problems": ["idempotency-mismatch", "conflict"],
 }
 
 
-@router.post(
-    "",
-    dependencies=[SUBMIT],
-    status_code=201,
-    response_model=ExperimentStatus,
-    summary="Submit a spec",
-    openapi_extra=SPEC_BODY,
-    responses={**SUBMITTED},
-)
+@router.operation("POST", SUBMIT, "Submit a spec", openapi_extra=SPEC_BODY, **SUBMITTED)
 async def submit_experiment(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     """Check a spec completely, then store it with all its runs in one transaction."""
     return await submitted(request, await request.body(), idempotency_key)
@@ -150,7 +147,7 @@ async def submitted(request: Request, text: bytes, idempotency_key: str | None) 
     return Response(body, 201, headers, "application/json")
 
 
-@router.get("", dependencies=[SIGNED_IN], summary="List experiments")
+@router.operation("GET", SIGNED_IN, "List experiments")
 def list_experiments(
     store: StoreDep,
     user: CurrentUser,
@@ -159,7 +156,7 @@ def list_experiments(
     page_size: PageSize = 50,
     page_token: PageToken = None,
     costs: Annotated[
-        bool, Query(description="Also what each costs so far, and is forecast to cost until it ends.")
+        bool, given("Also what each costs so far, and is forecast to cost until it ends.")
     ] = False,
 ) -> Page[ListedExperiment]:
     """The newest first, or as `order_by` says; filters like `state = 'running' and owner = 'ada'`."""
@@ -169,32 +166,28 @@ def list_experiments(
     return Page(store.experiments.listed(page.items, costs=costs), page.next_page_token)
 
 
-@across.get("/deleted-experiments", dependencies=[SIGNED_IN], summary="List what can be restored")
+@across.operation("GET /deleted-experiments", SIGNED_IN, "List what can be restored")
 def list_deleted_experiments(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=10_000)] = 1000,
 ) -> Items[DeletedExperiment]:
     """Deleted experiments that can be restored, those first whose results are removed first."""
     return Items(store.removal.restorable_experiments(limit=limit, visible=user.visible))
 
 
-@router.get("/{experiment_id}", dependencies=[SEE], summary="Get an experiment")
+@router.operation("GET /{experiment_id}", SEE, "Get an experiment")
 def get_experiment(one: Subject) -> ExperimentDetail:
     """One experiment with its totals and, while it waits, its place in the queue."""
     return one.detail(one.store.experiments.get(one.experiment_id))
 
 
-@router.delete(
-    "/{experiment_id}", dependencies=[MANAGE], status_code=204, summary="Delete an experiment that has ended"
-)
+@router.operation("DELETE /{experiment_id}", MANAGE, "Delete an experiment that has ended", status_code=204)
 def delete_experiment(
     experiment_id: ExperimentId,
     store: StoreDep,
     user: CurrentUser,
-    now: Annotated[
-        bool, Query(description="Free its space at once, for administrators; it cannot be restored.")
-    ] = False,
+    now: Annotated[bool, given("Free its space at once, for administrators; it cannot be restored.")] = False,
 ) -> None:
     """Hide it with its runs, points and logs, only when it has ended; it can be restored for some time."""
     if now and (reason := user.principal.lacks(Action.administer)):
@@ -202,40 +195,37 @@ def delete_experiment(
     store.removal.delete(experiment_id, at_once=now, actor=user.actor)
 
 
-@router.post(
-    "/{experiment_id}/restore", dependencies=[MANAGE_DELETED], summary="Restore a deleted experiment"
-)
+@router.operation("POST /{experiment_id}/restore", MANAGE_DELETED, "Restore a deleted experiment")
 def restore_experiment(one: Subject) -> ExperimentDetail:
     """Show it to everyone again, as it was; possible until its rows are removed."""
     return one.changed(one.store.removal.restore)
 
 
-@router.post("/{experiment_id}/cancel", dependencies=[MANAGE], summary="Cancel an experiment")
+@router.operation("POST /{experiment_id}/cancel", MANAGE, "Cancel an experiment")
 def cancel_experiment(one: Subject) -> ExperimentDetail:
     """Ask its runs to end; one that has ended stays as it is, which is not an error."""
     return one.changed(one.store.requests.cancel)
 
 
-@router.post("/{experiment_id}/pause", dependencies=[MANAGE], summary="Pause an experiment")
+@router.operation("POST /{experiment_id}/pause", MANAGE, "Pause an experiment")
 def pause_experiment(one: Subject) -> ExperimentDetail:
     """Hold it: running runs stop at a step boundary with a checkpoint."""
     return one.changed(one.store.requests.pause)
 
 
-@router.post("/{experiment_id}/resume", dependencies=[MANAGE], summary="Resume a paused experiment")
+@router.operation("POST /{experiment_id}/resume", MANAGE, "Resume a paused experiment")
 def resume_experiment(one: Subject) -> ExperimentDetail:
     """Put it back into the queue; its runs go on from their checkpoints."""
     return one.changed(one.store.requests.resume)
 
 
-@router.post("/{experiment_id}/retry", dependencies=[MANAGE], summary="Retry what failed or was cancelled")
+@router.operation("POST /{experiment_id}/retry", MANAGE, "Retry what failed or was cancelled")
 def retry_experiment(
     one: Subject,
     disturbed: Annotated[
-        bool,
-        Query(description="Instead, measure the runs again, from the beginning, that neighbours disturbed."),
+        bool, given("Instead, measure the runs again, from the beginning, that neighbours disturbed.")
     ] = False,
-    failed: Annotated[bool, Query(description="Only the runs that failed.")] = False,
+    failed: Annotated[bool, given("Only the runs that failed.")] = False,
 ) -> ExperimentDetail:
     """Queue the runs without a result again, or with `disturbed` those whose result was disturbed."""
     if disturbed:
@@ -244,54 +234,51 @@ def retry_experiment(
     return one.changed(one.store.requests.retry, only=only)
 
 
-@router.put("/{experiment_id}/priority", dependencies=[MANAGE], summary="Set an experiment's priority")
-def set_experiment_priority(one: Subject, body: Priority, projects: ProjectsDep) -> ExperimentDetail:
+@router.operation("PUT /{experiment_id}/priority", MANAGE, "Set an experiment's priority")
+def set_experiment_priority(one: Subject, body: Priority, intake: IntakeDep) -> ExperimentDetail:
     """Move it among what waits."""
     project = one.store.experiments.get(one.experiment_id).project
-    projects.refuse_priority(one.user, project, body.priority)
+    intake.projects.refuse_priority(one.user, project, body.priority)
     return one.changed(one.store.requests.set_priority, priority=body.priority)
 
 
-@router.patch("/{experiment_id}/tags", dependencies=[ORGANISE], summary="Change an experiment's tags")
+@router.operation("PATCH /{experiment_id}/tags", ORGANISE, "Change an experiment's tags")
 def tag_experiment(one: Subject, body: TagChange) -> ExperimentDetail:
     """Add tags and take others away; `tag = baseline` in a filter finds them."""
     return one.changed(one.store.requests.tag, add=body.add, remove=body.remove)
 
 
-@router.put("/{experiment_id}/name", dependencies=[ORGANISE], summary="Rename an experiment")
+@router.operation("PUT /{experiment_id}/name", ORGANISE, "Rename an experiment")
 def rename_experiment(one: Subject, body: NewName) -> ExperimentDetail:
     """Give it another name; its spec stays as submitted."""
     return one.changed(one.store.requests.rename, name=body.name)
 
 
-@router.put("/{experiment_id}/notes", dependencies=[ORGANISE], summary="Set an experiment's notes")
+@router.operation("PUT /{experiment_id}/notes", ORGANISE, "Set an experiment's notes")
 def annotate_experiment(one: Subject, body: Notes) -> ExperimentDetail:
     """Replace its notes."""
     return one.changed(one.store.requests.annotate, notes=body.notes)
 
 
-@router.put("/{experiment_id}/archive", dependencies=[ORGANISE], summary="Archive an experiment")
+@router.operation("PUT /{experiment_id}/archive", ORGANISE, "Archive an experiment")
 def archive_experiment(one: Subject, body: Archived) -> ExperimentDetail:
     """Archive an experiment, or undo that; the filter `archived_s IS NULL` leaves archived ones out."""
     return one.changed(one.store.requests.archive, archived=body.archived)
 
 
-@router.get(
-    "/{experiment_id}/spec",
-    dependencies=[SEE],
-    response_class=Response,
-    summary="Get the spec as submitted",
-    responses=answered(
-        "The text as submitted, or with all defaults.",
-        {"text/yaml": SPEC_SCHEMA, "application/json": SPEC_SCHEMA},
-    ),
+@router.operation(
+    "GET /{experiment_id}/spec",
+    SEE,
+    "Get the spec as submitted",
+    sends={"text/yaml": SPEC_SCHEMA, "application/json": SPEC_SCHEMA},
+    described="The text as submitted, or with all defaults.",
 )
 def get_experiment_spec(
     experiment_id: ExperimentId,
     store: StoreDep,
     form: Annotated[
         Literal["submitted", "canonical"],
-        Query(description="submitted = verbatim; canonical = JSON with all defaults, as hashed."),
+        given("submitted = verbatim; canonical = JSON with all defaults, as hashed."),
     ] = "submitted",
 ) -> Response:
     """The text that makes this experiment: submit it again for the same runs."""
@@ -301,67 +288,61 @@ def get_experiment_spec(
     return Response(submitted, media_type="text/yaml")
 
 
-@router.get("/{experiment_id}/runs", dependencies=[SEE], summary="List the runs of an experiment")
+@router.operation("GET /{experiment_id}/runs", SEE, "List the runs of an experiment")
 def list_experiment_runs(experiment_id: ExperimentId, store: StoreDep, page: PageOfRuns) -> Page[Run]:
     """In the order of the grid, or as `order_by` says."""
     return store.runs.page(experiment_id=experiment_id, **page)
 
 
-@router.get("/{experiment_id}/runs/groups", dependencies=[SEE], summary="Group the runs of an experiment")
+@router.operation("GET /{experiment_id}/runs/groups", SEE, "Group the runs of an experiment")
 def list_run_groups(
     experiment_id: ExperimentId,
     store: StoreDep,
-    by: Annotated[
-        str, Query(min_length=1, max_length=1000, description="Axes or columns, as in `order_by`.")
-    ],
+    by: Annotated[str, given("Axes or columns, as in `order_by`.", min_length=1, max_length=1000)],
     filter: Filter = None,
-    figures: Annotated[
-        str, Query(max_length=4000, description="Figures to summarise, separated by commas.")
-    ] = "",
+    figures: Annotated[str, given("Figures to summarise, separated by commas.", max_length=4000)] = "",
 ) -> Items[GroupOfRuns]:
     """Count, states, and mean and spread of figures of the runs with equal values, over all that match."""
     names = [name.strip() for name in figures.split(",") if name.strip()]
     return Items(store.runs.groups(experiment_id, by, filter=filter, figures=names))
 
 
-@router.patch("/{experiment_id}/runs", dependencies=[ORGANISE], summary="Change several runs")
+@router.operation("PATCH /{experiment_id}/runs", ORGANISE, "Change several runs")
 def change_runs(one: Subject, body: RunsChange) -> Items[Run]:
     """Set the names, stars, tags and notes of several runs at once."""
     return Items(one.store.requests.change_runs(one.experiment_id, **body.model_dump(), actor=one.user.actor))
 
 
-@router.post("/{experiment_id}/runs/cancel", dependencies=[MANAGE], summary="Cancel several runs")
+@router.operation("POST /{experiment_id}/runs/cancel", MANAGE, "Cancel several runs")
 def cancel_runs(one: Subject, body: RunIds) -> Items[Run]:
     """Ask them to end; those that have ended stay as they are."""
     return Items(one.store.requests.cancel_runs(one.experiment_id, body.ids, actor=one.user.actor))
 
 
-@router.post("/{experiment_id}/runs/retry", dependencies=[MANAGE], summary="Retry several runs")
+@router.operation("POST /{experiment_id}/runs/retry", MANAGE, "Retry several runs")
 def retry_runs(one: Subject, body: RunIds) -> Items[Run]:
     """Queue those that have ended without a result again; the others stay as they are."""
     return Items(one.store.requests.retry_runs(one.experiment_id, body.ids, actor=one.user.actor))
 
 
-@router.get("/{experiment_id}/events", dependencies=[SEE], summary="List an experiment's events")
+@router.operation("GET /{experiment_id}/events", SEE, "List an experiment's events")
 def list_events(
     experiment_id: ExperimentId,
     store: StoreDep,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Events after this number.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most events in the answer.")] = 500,
+    after: Annotated[int, given("Events after this number.", ge=0, le=2**63 - 1)] = 0,
+    limit: Annotated[int, given("Most events in the answer.", ge=1, le=1000)] = 500,
 ) -> Items[Event]:
     """Events of an experiment, oldest first."""
     return Items(store.experiments.events(experiment_id, after=after, limit=limit))
 
 
-@router.get("/{experiment_id}/ledger", dependencies=[SEE], summary="Get the ledger of an experiment")
+@router.operation("GET /{experiment_id}/ledger", SEE, "Get the ledger of an experiment")
 def get_ledger(experiment_id: ExperimentId, store: StoreDep) -> Ledger:
     """What every attempt is charged in time, money and energy; retries and lost work are charged too."""
     return store.accounting.ledger(experiment_id)
 
 
-@router.get(
-    "/{experiment_id}/stream", dependencies=[SEE], response_class=EventStream, summary="Follow an experiment"
-)
+@router.operation("GET /{experiment_id}/stream", SEE, "Follow an experiment", response_class=EventStream)
 async def stream_experiment(
     request: Request,
     experiment_id: Annotated[int, Depends(_existing)],
@@ -377,12 +358,12 @@ async def stream_experiment(
     return EventStream(while_permitted(request, streams.follow_experiment(experiment_id, after or 0)))
 
 
-@router.get(
-    "/{experiment_id}/export",
-    dependencies=[SEE],
-    response_class=StreamingResponse,
-    summary="Export the runs of an experiment",
-    responses=export.ANSWERED,
+@router.operation(
+    "GET /{experiment_id}/export",
+    SEE,
+    "Export the runs of an experiment",
+    sends=export.TABLES,
+    described="The table.",
 )
 def export_experiment(
     experiment_id: ExperimentId,
@@ -398,7 +379,7 @@ def export_experiment(
     )
 
 
-@across.get("/stream", dependencies=[SIGNED_IN], response_class=EventStream, summary="Follow all experiments")
+@across.operation("GET /stream", SIGNED_IN, "Follow all experiments", response_class=EventStream)
 async def stream_changes(
     request: Request, user: CurrentUser, streams: StreamsDep, after: AfterNumber
 ) -> EventStream:

@@ -2,26 +2,25 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT, Caller
 from api.bodies import Pause, Wanted
-from api.deps import CurrentUser, SettingsDep, StoreDep
-from api.problems import declared
+from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, given
 from service.db.errors import NotFound
 from service.domain.notifications import Delivery, NewSubscription, Subscription, SubscriptionChoices
 from service.domain.records import Items
 from service.notifications import subscribing
 from service.store import Store
 
-router = APIRouter(prefix="/api/v1", tags=["notifications"])
+router = Operations(prefix="/api/v1", tags=["notifications"])
 
 SubscriptionId = Annotated[
     int, Path(ge=1, le=MAX_ID, description="Number of the subscription.", examples=[3])
 ]
 
 
-@router.get("/subscriptions", dependencies=[SIGNED_IN], summary="List your subscriptions")
+@router.operation("GET /subscriptions", SIGNED_IN, "List your subscriptions")
 def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription]:
     """Who is told what, and how; without secrets."""
     return Items(
@@ -29,12 +28,8 @@ def list_subscriptions(store: StoreDep, user: CurrentUser) -> Items[Subscription
     )
 
 
-@router.post(
-    "/subscriptions",
-    dependencies=[SUBMIT],
-    status_code=201,
-    responses=declared("not-found"),
-    summary="Subscribe to what happens",
+@router.operation(
+    "POST /subscriptions", SUBMIT, "Subscribe to what happens", problems=["not-found"], status_code=201
 )
 def add_subscription(
     wanted: Wanted, store: StoreDep, settings: SettingsDep, user: CurrentUser
@@ -48,15 +43,13 @@ def add_subscription(
     return subscribing.subscribe(store, settings, owner=user.owner, **dict(wanted), actor=user.actor)
 
 
-@router.get("/subscription-choices", dependencies=[SIGNED_IN], summary="List channels and topics")
+@router.operation("GET /subscription-choices", SIGNED_IN, "List channels and topics")
 def list_subscription_choices(settings: SettingsDep) -> SubscriptionChoices:
     """What a subscription may name, and which channels this installation cannot use, and why."""
     return subscribing.choices(settings)
 
 
-@router.put(
-    "/subscriptions/{subscription_id}/paused", dependencies=[SUBMIT], summary="Pause or resume a subscription"
-)
+@router.operation("PUT /subscriptions/{subscription_id}/paused", SUBMIT, "Pause or resume a subscription")
 def pause_subscription(
     subscription_id: SubscriptionId, body: Pause, store: StoreDep, user: CurrentUser
 ) -> Subscription:
@@ -65,23 +58,15 @@ def pause_subscription(
     return store.notifications.pause_subscription(subscription_id, paused=body.paused, actor=user.actor)
 
 
-@router.delete(
-    "/subscriptions/{subscription_id}",
-    dependencies=[SUBMIT],
-    status_code=204,
-    summary="Remove a subscription",
-)
+@router.operation("DELETE /subscriptions/{subscription_id}", SUBMIT, "Remove a subscription", status_code=204)
 def remove_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> None:
     """Remove it with its log; messages that wait are not sent."""
     _own(store, subscription_id, user)
     store.notifications.unsubscribe(subscription_id, actor=user.actor)
 
 
-@router.post(
-    "/subscriptions/{subscription_id}/test",
-    dependencies=[SUBMIT],
-    status_code=202,
-    summary="Send a test message",
+@router.operation(
+    "POST /subscriptions/{subscription_id}/test", SUBMIT, "Send a test message", status_code=202
 )
 def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: CurrentUser) -> Delivery:
     """A scheduler sends it within seconds; the log of deliveries says what the outcome was."""
@@ -89,19 +74,12 @@ def test_subscription(subscription_id: SubscriptionId, store: StoreDep, user: Cu
     return store.notifications.test_subscription(subscription_id)
 
 
-@router.get(
-    "/deliveries",
-    dependencies=[SIGNED_IN],
-    responses=declared("not-found"),
-    summary="List messages and their outcomes",
-)
+@router.operation("GET /deliveries", SIGNED_IN, "List messages and their outcomes", problems=["not-found"])
 def list_deliveries(
     store: StoreDep,
     user: CurrentUser,
-    subscription: Annotated[
-        int | None, Query(ge=1, le=MAX_ID, description="Only those of this subscription.")
-    ] = None,
-    page_size: Annotated[int, Query(ge=1, le=500, description="Most items.")] = 50,
+    subscription: Annotated[int | None, given("Only those of this subscription.", ge=1, le=MAX_ID)] = None,
+    page_size: Annotated[int, given("Most items.", ge=1, le=500)] = 50,
 ) -> Items[Delivery]:
     """The newest messages to your subscriptions; they are kept for 90 days."""
     if subscription is not None:

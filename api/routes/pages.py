@@ -12,15 +12,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Header, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY
-from api.deps import SettingsDep
+from api.deps import Operations, SettingsDep, given
 from api.guard import CONTENT_SECURITY_POLICY, takes_gzip
 from api.problems import ProblemError
 
-router = APIRouter(include_in_schema=False)
+router = Operations(include_in_schema=False)
 
 _FOLDER: Final = Path(__file__).parent.parent / "static"
 _FILES: Final[Mapping[str, Path]] = {
@@ -79,7 +79,7 @@ _EMBEDDED: Final = "/embed"
 
 
 def _route(path: str, module: str) -> None:
-    @router.get(path, dependencies=[PUBLIC_ANY_QUERY])
+    @router.operation(f"GET {path}", PUBLIC_ANY_QUERY)
     def page(request: Request, settings: SettingsDep) -> Response:
         answer = application(module, request.path_params.get("tab"))
         if path.startswith(_EMBEDDED) and settings.embed_origins:
@@ -96,9 +96,9 @@ PLOTLY = "/static/vendor/plotly.min.js"
 _PLOTLY: Final = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
 
 
-@router.get(PLOTLY, dependencies=[PUBLIC])
+@router.operation(f"GET {PLOTLY}", PUBLIC)
 def plotly_script(
-    v: Annotated[str | None, Query(max_length=100, description="Version of the package.")] = None,
+    v: Annotated[str | None, given("Version of the package.", max_length=100)] = None,
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
     """Plotly's script; without its version, the way to it."""
@@ -110,7 +110,7 @@ def plotly_script(
     return answer
 
 
-@router.get("/static/{name:path}", dependencies=[PUBLIC_ANY_QUERY])
+@router.operation("GET /static/{name:path}", PUBLIC_ANY_QUERY)
 def static(
     name: str,
     if_none_match: Annotated[str | None, Header()] = None,
@@ -163,7 +163,7 @@ _POLICY = (
 """Swagger UI writes style attributes; scripts still come from this server alone."""
 
 
-@router.get("/docs", dependencies=[PUBLIC])
+@router.operation("GET /docs", PUBLIC)
 async def documentation() -> HTMLResponse:
     """The OpenAPI document, to read and to try."""
     return HTMLResponse(
@@ -176,13 +176,13 @@ async def documentation() -> HTMLResponse:
     )
 
 
-@router.get("/docs/start.js", dependencies=[PUBLIC])
+@router.operation("GET /docs/start.js", PUBLIC)
 async def start_documentation() -> Response:
     """What starts Swagger UI; a file of its own, because the policy allows no inline script."""
     return Response(_START, media_type="text/javascript")
 
 
-@router.get("/docs/{name}", dependencies=[PUBLIC])
+@router.operation("GET /docs/{name}", PUBLIC)
 def documentation_asset(name: str) -> Response:
     """One of Swagger UI's files."""
     if name not in _SWAGGER_TYPES:

@@ -4,14 +4,13 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import Depends, Path, Request, Response
 
 from api.access import ADMINISTER, MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewUser, TokenRequest, UserChange
-from api.deps import TEXT, CurrentUser, Download, StoreDep, answered
+from api.deps import TEXT, CurrentUser, Download, Operations, StoreDep, given
 from api.export import MEDIA_TYPES, csv_chunks
-from api.problems import ProblemError, declared
+from api.problems import ProblemError
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.formats import TableFormat
@@ -19,7 +18,7 @@ from service.domain.people import AuditPage, AuditRow, NewToken, Token, User
 from service.domain.records import Items
 from service.domain.serialization import to_json
 
-router = APIRouter(prefix="/api/v1", tags=["people"])
+router = Operations(prefix="/api/v1", tags=["people"])
 
 UserName = Annotated[str, Path(max_length=100, description="Name of the user.", examples=["ada"])]
 TokenId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the token.", examples=[3])]
@@ -28,40 +27,39 @@ TokenId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the token.
 async def _forget(request: Request) -> AsyncIterator[None]:
     yield
     request.app.state.principals.forget()
-    request.app.state.projects.forget()
+    request.app.state.intake.projects.forget()
 
 
 CHANGES_ACCESS = Depends(_forget, scope="function")
 """Lets what a route changes take effect at once: principals and projects are read again."""
 
 
-@router.get("/users", dependencies=[ADMINISTER], summary="List the users")
+@router.operation("GET /users", ADMINISTER, "List the users")
 def list_users(store: StoreDep) -> Items[User]:
     """Everyone, by name, disabled users included."""
     return Items(store.people.users())
 
 
-@router.post("/users", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Add a user")
+@router.operation("POST /users", ADMINISTER, "Add a user", CHANGES_ACCESS, status_code=201)
 def add_user(body: NewUser, store: StoreDep, user: CurrentUser) -> User:
     """Add a person or a service account, who becomes a member of the project `default`."""
     return store.people.add_user(**dict(body), actor=user.actor)
 
 
-@router.patch("/users/{name}", dependencies=[ADMINISTER, CHANGES_ACCESS], summary="Change a user")
+@router.operation("PATCH /users/{name}", ADMINISTER, "Change a user", CHANGES_ACCESS)
 def change_user(name: UserName, body: UserChange, store: StoreDep, user: CurrentUser) -> User:
     """Disable or enable a user, make them an administrator, or change their address."""
     return store.people.set_user(name, **dict(body), actor=user.actor)
 
 
-@router.get("/tokens", dependencies=[SIGNED_IN], responses=declared("forbidden"), summary="List tokens")
+@router.operation("GET /tokens", SIGNED_IN, "List tokens", problems=["forbidden"])
 def list_tokens(
     store: StoreDep,
     user: CurrentUser,
     of: Annotated[
-        str | None,
-        Query(alias="user", max_length=100, description="Tokens of this user; unset = the sender's."),
+        str | None, given("Tokens of this user; unset = the sender's.", alias="user", max_length=100)
     ] = None,
-    everyone: Annotated[bool, Query(description="Tokens of all users; for administrators.")] = False,
+    everyone: Annotated[bool, given("Tokens of all users; for administrators.")] = False,
 ) -> Items[Token]:
     """The newest first, revoked ones included; no secrets, which are not stored.
 
@@ -73,12 +71,8 @@ def list_tokens(
     return Items([token for token in store.people.tokens(wanted) if user.principal.reaches(token.project)])
 
 
-@router.post(
-    "/tokens",
-    dependencies=[SUBMIT],
-    status_code=201,
-    responses=declared("not-found", "conflict"),
-    summary="Create a token",
+@router.operation(
+    "POST /tokens", SUBMIT, "Create a token", problems=["not-found", "conflict"], status_code=201
 )
 def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewToken:
     """The answer has the secret, this once. A token can do no more than the one that it was created with."""
@@ -92,7 +86,7 @@ def create_token(body: TokenRequest, store: StoreDep, user: CurrentUser) -> NewT
     )
 
 
-@router.delete("/tokens/{token_id}", dependencies=[SUBMIT, CHANGES_ACCESS], summary="Revoke a token")
+@router.operation("DELETE /tokens/{token_id}", SUBMIT, "Revoke a token", CHANGES_ACCESS)
 def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token:
     """It stops working at once; one that was revoked before stays as it is, which is not an error.
 
@@ -109,23 +103,20 @@ def revoke_token(token_id: TokenId, store: StoreDep, user: CurrentUser) -> Token
 
 
 async def _chosen_rows(
-    since_s: Annotated[float | None, Query(ge=0, description="At this time or later, Unix seconds.")] = None,
-    until_s: Annotated[float | None, Query(ge=0, description="Before this time, Unix seconds.")] = None,
-    actor: Annotated[str | None, Query(max_length=100, description="By this user.", examples=["ada"])] = None,
+    since_s: Annotated[float | None, given("At this time or later, Unix seconds.", ge=0)] = None,
+    until_s: Annotated[float | None, given("Before this time, Unix seconds.", ge=0)] = None,
+    actor: Annotated[str | None, given("By this user.", "ada", max_length=100)] = None,
     action: Annotated[
-        str | None,
-        Query(
-            max_length=100,
-            description="This action, or all of one kind.",
-            examples=["token", "experiment.cancelled"],
-        ),
+        str | None, given("This action, or all of one kind.", "token", "experiment.cancelled", max_length=100)
     ] = None,
     object: Annotated[
         str | None,
-        Query(
+        given(
+            "Done to this: a kind and a name or number.",
+            "experiment:17",
+            "project:nlp",
+            "user",
             max_length=200,
-            description="Done to this: a kind and a name or number.",
-            examples=["experiment:17", "project:nlp", "user"],
         ),
     ] = None,
 ) -> dict[str, Any]:
@@ -143,32 +134,29 @@ async def _chosen_rows(
 ChosenRows = Annotated[dict[str, Any], Depends(_chosen_rows)]
 
 
-@router.get("/audit", dependencies=[ADMINISTER], summary="Read the audit log")
+@router.operation("GET /audit", ADMINISTER, "Read the audit log")
 def list_audit(
     store: StoreDep,
     chosen: ChosenRows,
-    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Rows after this id, in the order.")] = 0,
-    newest_first: Annotated[bool, Query(description="From the newest row back.")] = False,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most rows in the answer.")] = 500,
+    after: Annotated[int, given("Rows after this id, in the order.", ge=0, le=MAX_ID)] = 0,
+    newest_first: Annotated[bool, given("From the newest row back.")] = False,
+    limit: Annotated[int, given("Most rows in the answer.", ge=1, le=1000)] = 500,
 ) -> AuditPage:
     """Who changed what, the oldest first unless `newest_first`."""
     return store.audit.page(after=after, newest_first=newest_first, limit=limit, **chosen)
 
 
-@router.get(
-    "/audit/export",
-    dependencies=[ADMINISTER],
-    response_class=StreamingResponse,
-    responses=answered(
-        "One row per change, the oldest first; streamed.",
-        {MEDIA_TYPES[form]: TEXT for form in (TableFormat.jsonl, TableFormat.csv)},
-    ),
-    summary="Export the audit log",
+@router.operation(
+    "GET /audit/export",
+    ADMINISTER,
+    "Export the audit log",
+    sends={MEDIA_TYPES[form]: TEXT for form in (TableFormat.jsonl, TableFormat.csv)},
+    described="One row per change, the oldest first; streamed.",
 )
 def export_audit(
     store: StoreDep,
     chosen: ChosenRows,
-    format: Annotated[Literal["jsonl", "csv"], Query(description="Format of the table.")] = "jsonl",
+    format: Annotated[Literal["jsonl", "csv"], given("Format of the table.")] = "jsonl",
 ) -> Response:
     """The rows that `GET /audit` with these parameters lists, as a file."""
     rows = store.audit.rows(**chosen)

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 
 from api.access import ADMINISTER, MANAGE_PROJECT, SEE_PROJECT, SIGNED_IN
 from api.bodies import Archived, Membership, NewProject, ProjectChange
-from api.deps import CurrentUser, StoreDep
+from api.deps import CurrentUser, Operations, StoreDep, given
 from api.problems import ProblemError
 from api.routes.people import CHANGES_ACCESS, UserName
 from service.domain.access import Action
@@ -15,38 +15,38 @@ from service.domain.records import Items
 from service.domain.shares import ProjectUse
 from service.specs.project_limits import SET_BY_MAINTAINERS, ProjectLimits
 
-router = APIRouter(prefix="/api/v1/projects", tags=["projects"])
+router = Operations(prefix="/api/v1/projects", tags=["projects"])
 
 ProjectName = Annotated[str, Path(max_length=100, description="Name of the project.", examples=["nlp"])]
 Month = Annotated[
     str | None,
-    Query(
+    given(
+        "Calendar month in UTC; unset = the present one.",
+        "2026-11",
         pattern=r"^[12][0-9]{3}-(0[1-9]|1[0-2])$",
-        description="Calendar month in UTC; unset = the present one.",
-        examples=["2026-11"],
     ),
 ]
 
 
-@router.get("", dependencies=[SIGNED_IN], summary="List the projects")
+@router.operation("GET", SIGNED_IN, "List the projects")
 def list_projects(store: StoreDep, user: CurrentUser) -> Items[Project]:
     """Those that the sender sees, by name, archived ones included."""
     return Items([project for project in store.projects.all() if user.principal.sees(project.name)])
 
 
-@router.post("", dependencies=[ADMINISTER, CHANGES_ACCESS], status_code=201, summary="Create a project")
+@router.operation("POST", ADMINISTER, "Create a project", CHANGES_ACCESS, status_code=201)
 def create_project(body: NewProject, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """It has no members yet."""
     return store.projects.create(**dict(body), actor=user.actor)
 
 
-@router.get("/{project}", dependencies=[SEE_PROJECT], summary="Get a project")
+@router.operation("GET /{project}", SEE_PROJECT, "Get a project")
 def get_project(project: ProjectName, store: StoreDep) -> ProjectDetail:
     """One project with its members."""
     return store.projects.get(project)
 
 
-@router.patch("/{project}", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Change a project")
+@router.operation("PATCH /{project}", MANAGE_PROJECT, "Change a project", CHANGES_ACCESS)
 def change_project(
     project: ProjectName, body: ProjectChange, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -54,15 +54,13 @@ def change_project(
     return store.projects.set(project, **dict(body), actor=user.actor)
 
 
-@router.get("/{project}/limits", dependencies=[SEE_PROJECT], summary="Get a project's limits")
+@router.operation("GET /{project}/limits", SEE_PROJECT, "Get a project's limits")
 def get_project_limits(project: ProjectName, store: StoreDep) -> ProjectLimits:
     """Weight, guaranteed devices, ceilings, priorities by role, and caps on a user's runs."""
     return store.projects.limits(project)
 
 
-@router.put(
-    "/{project}/limits", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Set a project's limits"
-)
+@router.operation("PUT /{project}/limits", MANAGE_PROJECT, "Set a project's limits", CHANGES_ACCESS)
 def set_project_limits(
     project: ProjectName, body: ProjectLimits, store: StoreDep, user: CurrentUser
 ) -> ProjectLimits:
@@ -85,7 +83,7 @@ def set_project_limits(
     return store.projects.set_limits(project, body, fields=fields, actor=user.actor)
 
 
-@router.get("/{project}/usage", dependencies=[SEE_PROJECT], summary="Get what a project has used in a month")
+@router.operation("GET /{project}/usage", SEE_PROJECT, "Get what a project has used in a month")
 def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None) -> ProjectUse:
     """Price, energy and time of the devices that its experiments held, by user, next to its budgets.
 
@@ -94,7 +92,7 @@ def get_project_usage(project: ProjectName, store: StoreDep, month: Month = None
     return store.projects.use(project, month)
 
 
-@router.put("/{project}/archive", dependencies=[MANAGE_PROJECT, CHANGES_ACCESS], summary="Archive a project")
+@router.operation("PUT /{project}/archive", MANAGE_PROJECT, "Archive a project", CHANGES_ACCESS)
 def archive_project(
     project: ProjectName, body: Archived, store: StoreDep, user: CurrentUser
 ) -> ProjectDetail:
@@ -102,10 +100,8 @@ def archive_project(
     return store.projects.archive(project, body.archived, actor=user.actor)
 
 
-@router.put(
-    "/{project}/members/{name}",
-    dependencies=[MANAGE_PROJECT, CHANGES_ACCESS],
-    summary="Give a user a role in a project",
+@router.operation(
+    "PUT /{project}/members/{name}", MANAGE_PROJECT, "Give a user a role in a project", CHANGES_ACCESS
 )
 def set_member(
     project: ProjectName, name: UserName, body: Membership, store: StoreDep, user: CurrentUser
@@ -114,10 +110,8 @@ def set_member(
     return store.projects.set_member(project, name, body.role, actor=user.actor)
 
 
-@router.delete(
-    "/{project}/members/{name}",
-    dependencies=[MANAGE_PROJECT, CHANGES_ACCESS],
-    summary="Remove a user from a project",
+@router.operation(
+    "DELETE /{project}/members/{name}", MANAGE_PROJECT, "Remove a user from a project", CHANGES_ACCESS
 )
 def remove_member(project: ProjectName, name: UserName, store: StoreDep, user: CurrentUser) -> ProjectDetail:
     """What they submitted stays in the project."""

@@ -3,10 +3,8 @@
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-
 from api.access import SIGNED_IN
-from api.deps import CatalogueDep, CurrentUser, PageSize, PageToken, QueueDep, StoreDep
+from api.deps import CatalogueDep, CurrentUser, Operations, PageSize, PageToken, QueueDep, StoreDep, given
 from service.config.hardware import Hardware
 from service.domain.records import Items, QueueListing
 from service.domain.shares import HeldDevices, Share
@@ -14,10 +12,10 @@ from service.scheduling.cluster import Cluster
 from service.scheduling.fair_pass import shares
 from service.scheduling.queue import pools_of
 
-router = APIRouter(prefix="/api/v1", tags=["queue"])
+router = Operations(prefix="/api/v1", tags=["queue"])
 
 
-@router.get("/queue", dependencies=[SIGNED_IN], summary="List what waits and why")
+@router.operation("GET /queue", SIGNED_IN, "List what waits and why")
 def get_queue(
     queue: QueueDep, user: CurrentUser, page_size: PageSize = 50, page_token: PageToken = None
 ) -> QueueListing:
@@ -31,7 +29,7 @@ def get_queue(
     return queue.listing(page_size=page_size, page_token=page_token, visible=user.visible)
 
 
-@router.get("/shares", dependencies=[SIGNED_IN], summary="List the shares of the devices")
+@router.operation("GET /shares", SIGNED_IN, "List the shares of the devices")
 def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     """Who is entitled to which part of each kind of device, and who has it, by project and user.
 
@@ -41,23 +39,23 @@ def list_shares(store: StoreDep, user: CurrentUser) -> Items[Share]:
     return Items(shares(store, user.visible))
 
 
-@router.get("/hardware", dependencies=[SIGNED_IN], summary="List the hardware catalogue")
+@router.operation("GET /hardware", SIGNED_IN, "List the hardware catalogue")
 async def list_hardware(catalogue: CatalogueDep) -> Items[Hardware]:
     """Every kind of device that a spec may name, with price, power, peaks and where each comes from."""
     return Items(list(catalogue.values()))
 
 
-@router.get("/cluster/held", dependencies=[SIGNED_IN], summary="List the devices that are held")
+@router.operation("GET /cluster/held", SIGNED_IN, "List the devices that are held")
 def list_held_devices(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most entries in the answer.")] = 1000,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=10_000)] = 1000,
 ) -> Items[HeldDevices]:
     """Who holds which devices, the longest held first; without names where the reader does not see them."""
     return Items(store.drivers.held_devices(limit=limit, visible=user.visible))
 
 
-@router.get("/cluster", dependencies=[SIGNED_IN], summary="Get the clusters of all pools")
+@router.operation("GET /cluster", SIGNED_IN, "Get the clusters of all pools")
 def get_cluster(queue: QueueDep) -> Cluster:
     """The Ray cluster of each pool as one of its schedulers last saw it.
 

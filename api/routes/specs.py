@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 
 from api.access import SIGNED_IN, SUBMIT
@@ -17,16 +16,13 @@ from api.deps import (
     BINARY,
     SPEC_BODY,
     BoundedDep,
-    CatalogueDep,
-    ChecksDep,
-    ClusterDep,
     CurrentUser,
+    IntakeDep,
+    Operations,
     PageSize,
-    ProjectsDep,
     SettingsDep,
     SpecBody,
-    StoreDep,
-    answered,
+    given,
 )
 from api.problems import ProblemError, invalid
 from service.config.document import SpecError
@@ -36,21 +32,22 @@ from service.output.bounded import Unanswerable
 from service.planner.forecasting import beyond_projects_budget, budget_problems, forecast_of
 from service.planner.preview import Preview, Validated, infeasible_cells, notes_of, planned_runs
 from service.planner.start_forecasts import planned_start
-from service.scheduling.admission import admit, checked_plans, fresh, read_spec
+from service.scheduling.admission import admit, checked_plans, fresh
 from service.specs.data import at_hand, train_examples
 from service.specs.experiment import json_schema
 from service.specs.reuse import Reuse, reusable
 from trainers.data.paths import UnusablePath, find
 
-router = APIRouter(prefix="/api/v1", tags=["specs"])
+router = Operations(prefix="/api/v1", tags=["specs"])
 
 
-@router.get(
-    "/spec.schema.json",
-    dependencies=[SIGNED_IN],
+@router.operation(
+    "GET /spec.schema.json",
+    SIGNED_IN,
+    "Get the JSON Schema of a spec",
+    sends={"application/json": {"type": "object"}},
+    described="JSON Schema, draft 2020-12.",
     response_model=None,
-    responses=answered("JSON Schema, draft 2020-12.", {"application/json": {"type": "object"}}),
-    summary="Get the JSON Schema of a spec",
 )
 async def get_spec_schema() -> JSONResponse:
     """The schema that editors complete and check specs with."""
@@ -60,59 +57,37 @@ async def get_spec_schema() -> JSONResponse:
 _SCHEMA: dict[str, Any] = json_schema()
 
 
-@router.get("/examples", dependencies=[SIGNED_IN], summary="List examples of specs")
+@router.operation("GET /examples", SIGNED_IN, "List examples of specs")
 def list_examples() -> Items[Example]:
     """Specs to begin with, each with the question that it answers."""
     return Items(list(examples()))
 
 
-@router.post("/specs/validate", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Validate a spec")
-async def validate_spec(
-    text: SpecBody,
-    settings: SettingsDep,
-    catalogue: CatalogueDep,
-    store: StoreDep,
-    checks: ChecksDep,
-    projects: ProjectsDep,
-    cluster: ClusterDep,
-    user: CurrentUser,
-) -> Validated:
+@router.operation("POST /specs/validate", SUBMIT, "Validate a spec", openapi_extra=SPEC_BODY)
+async def validate_spec(text: SpecBody, intake: IntakeDep, user: CurrentUser) -> Validated:
     """Every check of a submission, and nothing is stored."""
 
     def check() -> Validated:
-        now = time.time()
-        spec = read_spec(text, catalogue)
-        projects.refuse(user, spec)
-        projects.refuse_queued(user, spec)
-        snapshot = cluster.read(spec.pool)
-        find_run = partial(store.runs.find, visible=user.visible)
-        admit(spec, settings, catalogue, snapshot, now_s=now, find_run=find_run)
-        if problems := budget_problems(spec, store, catalogue):
+        now, catalogue = time.time(), intake.catalogue
+        spec = intake.read(text, user)
+        snapshot = intake.cluster.read(spec.pool)
+        admit(spec, intake.settings, catalogue, snapshot, now_s=now, find_run=intake.find_run(user))
+        if problems := budget_problems(spec, intake.store, catalogue):
             raise SpecError(problems)
         return Validated.of(spec)
 
-    return await checks.heavy(check)
+    return await intake.checks.heavy(check)
 
 
-@router.post(
-    "/specs/preview", dependencies=[SUBMIT], openapi_extra=SPEC_BODY, summary="Preview the runs of a spec"
-)
+@router.operation("POST /specs/preview", SUBMIT, "Preview the runs of a spec", openapi_extra=SPEC_BODY)
 async def preview_spec(
     text: SpecBody,
-    settings: SettingsDep,
-    catalogue: CatalogueDep,
-    store: StoreDep,
-    checks: ChecksDep,
-    projects: ProjectsDep,
-    cluster: ClusterDep,
+    intake: IntakeDep,
     user: CurrentUser,
     page_size: PageSize = 100,
-    page_token: Annotated[
-        str | None, Query(max_length=100, description="`next_page_token` of the page before.")
-    ] = None,
+    page_token: Annotated[str | None, given("`next_page_token` of the page before.", max_length=100)] = None,
     find_runs: Annotated[
-        bool,
-        Query(description="Look up the runs that it starts from; false = their numbers stand for others."),
+        bool, given("Look up the runs that it starts from; false = their numbers stand for others.")
     ] = True,
 ) -> Preview:
     """Each run with its resources, price and whether it could be served; one that could not says why.
@@ -122,18 +97,15 @@ async def preview_spec(
     rests on, and what of it does not fit into the budget; and when it would start, and at whose expense.
     """
     start = _start(page_token)
+    store, settings, catalogue = intake.store, intake.settings, intake.catalogue
 
     def page() -> Preview:
         now = time.time()
-        spec = read_spec(text, catalogue)
-        projects.refuse(user, spec)
-        projects.refuse_queued(user, spec)
-        snapshot = fresh(cluster.read(spec.pool), now)
-        find_run = partial(store.runs.find, visible=user.visible) if find_runs else None
-        find_equal = partial(store.runs.equal, visible=user.visible)
-        plans = checked_plans(spec, settings.roots, catalogue, find_run)
+        spec = intake.read(text, user)
+        snapshot = fresh(intake.cluster.read(spec.pool), now)
+        plans = checked_plans(spec, settings.roots, catalogue, intake.find_run(user) if find_runs else None)
         runs = list(planned_runs(spec, catalogue, snapshot, start=start, limit=page_size))
-        reuse = reusable(plans, settings, catalogue, find_equal) if spec.reuse else Reuse()
+        reuse = reusable(plans, settings, catalogue, intake.find_equal(user)) if spec.reuse else Reuse()
         end = start + len(runs)
         count = partial(train_examples, roots=settings.roots("data"))
         forecast = forecast_of(spec, store, catalogue, reused=reuse.runs, count=count) if start == 0 else None
@@ -158,23 +130,21 @@ async def preview_spec(
             else None,
         )
 
-    return await checks.heavy(page)
+    return await intake.checks.heavy(page)
 
 
 _FILE = re.compile(r"\w[\w .()+-]*\.(csv|tsv|json|jsonl|parquet)")
 
 
-@router.post(
-    "/data/inspect",
-    dependencies=[SUBMIT],
+@router.operation(
+    "POST /data/inspect",
+    SUBMIT,
+    "Look at data",
+    sends={"application/json": {"type": "object"}},
+    described="As of `stillhouse inspect`, with the spec as YAML.",
+    problems=["unanswerable"],
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": BINARY}}}},
     response_model=None,
-    responses=answered(
-        "As of `stillhouse inspect`, with the spec as YAML.",
-        {"application/json": {"type": "object"}},
-        "unanswerable",
-    ),
-    summary="Look at data",
 )
 def inspect_data(
     content: SpecBody,
@@ -182,15 +152,13 @@ def inspect_data(
     process: BoundedDep,
     name: Annotated[
         str | None,
-        Query(
+        given(
+            "Name of the file that is sent, at most 1 MiB; its end tells the format.",
+            "reviews.csv",
             max_length=100,
-            description="Name of the file that is sent, at most 1 MiB; its end tells the format.",
-            examples=["reviews.csv"],
         ),
     ] = None,
-    path: Annotated[
-        str | None, Query(max_length=4000, description="Instead, a dataset below a data root.")
-    ] = None,
+    path: Annotated[str | None, given("Instead, a dataset below a data root.", max_length=4000)] = None,
 ) -> Response:
     """Columns, labels, lengths and problems, as far as the first rows show, and a spec to start from."""
     roots = settings.roots("data")

@@ -2,16 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Request, Response
 
 from api.access import MANAGE_STUDY, MAX_ID, SEE_STUDY, SIGNED_IN, SUBMIT
-from api.deps import CurrentUser, IdempotencyKey, StoreDep
-from api.problems import declared
+from api.deps import CurrentUser, IdempotencyKey, Operations, StoreDep, given
 from service.domain.records import Items
 from service.domain.serialization import to_json
 from service.domain.studies import StudyDetail
 
-router = APIRouter(prefix="/api/v1/studies", tags=["experiments"])
+router = Operations(prefix="/api/v1/studies", tags=["experiments"])
 
 StudyId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the study.", examples=[2])]
 
@@ -33,14 +32,14 @@ _BODY: dict[str, Any] = {
 }
 
 
-@router.post(
-    "",
-    dependencies=[SUBMIT],
+@router.operation(
+    "POST",
+    SUBMIT,
+    "Submit a study",
+    problems=["idempotency-mismatch", "conflict"],
     status_code=201,
     response_model=StudyDetail,
-    summary="Submit a study",
     openapi_extra=_BODY,
-    responses=declared("idempotency-mismatch", "conflict"),
 )
 async def submit_study(
     request: Request, user: CurrentUser, idempotency_key: IdempotencyKey = None
@@ -57,23 +56,23 @@ async def submit_study(
     return Response(to_json(study), 201, headers, "application/json")
 
 
-@router.get("", dependencies=[SIGNED_IN], summary="List studies")
+@router.operation("GET", SIGNED_IN, "List studies")
 def list_studies(
     store: StoreDep,
     user: CurrentUser,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Most entries in the answer.")] = 50,
+    limit: Annotated[int, given("Most entries in the answer.", ge=1, le=1000)] = 50,
 ) -> Items[StudyDetail]:
     """The newest first, with the state of their parts."""
     return Items(store.studies.newest(limit=limit, visible=user.visible))
 
 
-@router.get("/{study_id}", dependencies=[SEE_STUDY], summary="Get a study")
+@router.operation("GET /{study_id}", SEE_STUDY, "Get a study")
 def get_study(study_id: StudyId, store: StoreDep) -> StudyDetail:
     """One study with the state of its parts and of their experiments."""
     return store.studies.get(study_id)
 
 
-@router.post("/{study_id}/cancel", dependencies=[MANAGE_STUDY], summary="Cancel a study")
+@router.operation("POST /{study_id}/cancel", MANAGE_STUDY, "Cancel a study")
 def cancel_study(study_id: StudyId, store: StoreDep, user: CurrentUser) -> StudyDetail:
     """Ask all its runs to end, and submit no further part; what has ended stays as it is."""
     return store.studies.cancel(study_id, actor=user.actor)

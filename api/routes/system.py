@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.access import PUBLIC, PUBLIC_ANY_QUERY, SCRAPE, SIGNED_IN
-from api.deps import TEXT, QueueDep, StoreDep, answered
+from api.deps import TEXT, Operations, QueueDep, StoreDep
 from api.problems import CATALOGUE, ProblemError
 from service.db import migrate
 from service.db.errors import StoreError
@@ -18,7 +18,7 @@ from service.domain.serialization import Serializable
 
 _logger = logging.getLogger(__name__)
 
-router = APIRouter(tags=["system"])
+router = Operations(tags=["system"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,18 @@ class Readiness(Serializable):
     schedulers_alive: int  # Schedulers with a recent heartbeat; 0 does not make the API unready
 
 
-@router.get(
-    "/healthz",
-    dependencies=[PUBLIC_ANY_QUERY],  # Whoever starts processes must be able to ask.
-    summary="Whether this process answers",
-)
+# Whoever starts processes must be able to ask.
+@router.operation("GET /healthz", PUBLIC_ANY_QUERY, "Whether this process answers")
 async def healthz() -> Health:
     """Touches nothing else: a process that answers this need not be restarted."""
     return Health(status="ok")
 
 
-@router.get(
-    "/readyz",
-    dependencies=[SIGNED_IN],
+@router.operation(
+    "GET /readyz",
+    SIGNED_IN,
+    "Whether this process can do its work",
     responses={503: {"model": Readiness, "description": "Not ready; `database` says why."}},
-    summary="Whether this process can do its work",
 )
 def readyz(store: StoreDep, queue: QueueDep, response: Response) -> Readiness:
     """The database answers, its tables are current and its disk has room; schedulers are given as detail."""
@@ -68,32 +65,30 @@ def readyz(store: StoreDep, queue: QueueDep, response: Response) -> Readiness:
     return readiness
 
 
-@router.get(
-    "/metrics",
-    dependencies=[SCRAPE],
-    response_class=Response,
-    responses=answered(
-        "Prometheus text: requests, states, queue, schedulers and recorders.", {"text/plain": TEXT}
-    ),
-    summary="Metrics for Prometheus",
+@router.operation(
+    "GET /metrics",
+    SCRAPE,
+    "Metrics for Prometheus",
+    sends={"text/plain": TEXT},
+    described="Prometheus text: requests, states, queue, schedulers and recorders.",
 )
 def metrics(request: Request) -> Response:
     """Requests of this process, and what the store says now."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/openapi.json", dependencies=[PUBLIC], include_in_schema=False)
+@router.operation("GET /openapi.json", PUBLIC, include_in_schema=False)
 async def openapi_document(request: Request) -> JSONResponse:
     """The OpenAPI document."""
     return JSONResponse(request.app.openapi())
 
 
-@router.get(
-    "/problems/{slug}",
-    dependencies=[PUBLIC],
-    response_class=HTMLResponse,
-    responses=answered("Cause and fix.", {"text/html": TEXT}),
-    summary="What a problem type means",
+@router.operation(
+    "GET /problems/{slug}",
+    PUBLIC,
+    "What a problem type means",
+    sends={"text/html": TEXT},
+    described="Cause and fix.",
 )
 async def explain_problem(
     slug: Annotated[

@@ -2,41 +2,33 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path
 
 from api.access import MAX_ID, SIGNED_IN, SUBMIT
 from api.bodies import NewView
-from api.deps import CurrentUser, StoreDep
-from api.problems import ProblemError, declared
+from api.deps import CurrentUser, Operations, StoreDep, given
+from api.problems import ProblemError
 from service.db.errors import NotFound
 from service.domain.access import Action
 from service.domain.records import Items, View, ViewKind
 
-router = APIRouter(prefix="/api/v1", tags=["experiments"])
+router = Operations(prefix="/api/v1", tags=["experiments"])
 
 ViewId = Annotated[int, Path(ge=1, le=MAX_ID, description="Number of the view.", examples=[3])]
 
 
-@router.get("/views", dependencies=[SIGNED_IN], summary="List saved views")
+@router.operation("GET /views", SIGNED_IN, "List saved views")
 def list_views(
     store: StoreDep,
     user: CurrentUser,
-    kind: Annotated[
-        ViewKind, Query(description="Views of the list of experiments, or dashboards.")
-    ] = ViewKind.list,
+    kind: Annotated[ViewKind, given("Views of the list of experiments, or dashboards.")] = ViewKind.list,
 ) -> Items[View]:
     """Your own, and those of others that are shared with a project that you see, by name."""
     found = store.views.visible(user.principal.user, user.visible, kind)
     return Items([view for view in found if user.principal.reaches(view.project)])
 
 
-@router.post(
-    "/views",
-    dependencies=[SUBMIT],
-    status_code=201,
-    responses=declared("not-found", "conflict"),
-    summary="Save a view",
-)
+@router.operation("POST /views", SUBMIT, "Save a view", problems=["not-found", "conflict"], status_code=201)
 def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
     """Save what a page shows under a name; a view of yours with this kind and name is replaced.
 
@@ -51,7 +43,7 @@ def save_view(wanted: NewView, store: StoreDep, user: CurrentUser) -> View:
     return store.views.save(principal.user, **dict(wanted), within=principal.restricted_to, actor=user.actor)
 
 
-@router.delete("/views/{view_id}", dependencies=[SUBMIT], status_code=204, summary="Delete a saved view")
+@router.operation("DELETE /views/{view_id}", SUBMIT, "Delete a saved view", status_code=204)
 def delete_view(view_id: ViewId, store: StoreDep, user: CurrentUser) -> None:
     """Its owner may, and of a shared one also the maintainers of its project."""
     view = store.views.get(view_id)

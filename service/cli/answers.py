@@ -50,10 +50,7 @@ def compare(
 ) -> Answer:
     """Compare runs by axis, mean ± sd over seeds; --claims tests which differences are significant."""
     if best_over and queue_seeds:
-        raise Failure(
-            "--queue-seeds does not go with --best-over; submit the chosen values with fresh seeds",
-            ExitCode.usage,
-        )
+        raise Failure("--queue-seeds does not go with --best-over; submit the chosen values with fresh seeds")
     tests = claims or queue_seeds or a is not None or b is not None
     comparison = _ask(
         client,
@@ -90,7 +87,7 @@ def _printed(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise Failure(f"cannot read {file}: {reason}", ExitCode.usage) from None
+        raise Failure(f"cannot read {file}: {reason}") from None
 
 
 def _print_compared(comparison: ComparisonAnswer) -> None:
@@ -173,9 +170,9 @@ def score(
 ) -> Answer:
     """Rank by a weighted sum of max-normalised figures, and show where the winner changes."""
     if strategy is not None and weight:
-        raise Failure("give --strategy or --weight, not both", ExitCode.usage)
+        raise Failure("give --strategy or --weight, not both")
     if as_published and weight:
-        raise Failure("--as-published applies to strategies; remove it or --weight", ExitCode.usage)
+        raise Failure("--as-published applies to strategies; remove it or --weight")
     weights = _assigned(weight, "weight")
     published = as_published or None
     return _decide(
@@ -233,7 +230,7 @@ def report(
     """Write one file with question, answer, plots, verdicts, caveats and reproduction steps."""
     form = {".html": "html", ".htm": "html", ".md": "md"}.get(output.suffix.lower())
     if form is None:
-        raise Failure(f"{output}: the name of a report ends in .html or .md", ExitCode.usage)
+        raise Failure(f"{output}: the name of a report ends in .html or .md")
     content = _ask(client, "report", targets, chosen, format=form)
     with writing(output):
         size = output.write_bytes(content)
@@ -249,7 +246,7 @@ def _ask(client: Client, question: str, targets: Sequence[int] | None, chosen: C
         return getattr(client, question)(*about, **asked, **asdict(chosen))
     except ApiError as error:
         if error.type == "invalid-parameter" and error.errors:
-            raise Failure([problem.message for problem in error.errors], ExitCode.usage) from None
+            raise Failure([problem.message for problem in error.errors]) from None
         if error.type in ("no-answer", "not-comparable"):
             raise Failure(error.detail, ExitCode.not_succeeded) from None
         raise
@@ -263,7 +260,7 @@ def _assigned(texts: Sequence[str] | None, option: str) -> dict[str, float] | No
     try:
         return assignments(texts, option) or None
     except BadQuestion as error:
-        raise Failure(f"--{option}: {error}", ExitCode.usage) from None
+        raise Failure(f"--{option}: {error}") from None
 
 
 def _submit_seeds(

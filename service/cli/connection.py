@@ -46,7 +46,7 @@ def read_settings(**options: str | None) -> Settings:
             shown = "" if secret else f"={entry['input']}"
             message = entry["msg"].removeprefix("Value error, ")
             lines.append(f"{variable}{shown}: {message[0].lower()}{message[1:]}")
-        raise Failure(lines, ExitCode.usage) from None
+        raise Failure(lines) from None
 
 
 def checked_settings(**options: str | None) -> Settings:
@@ -166,7 +166,7 @@ def _completed(command: Callable[..., Any]) -> Callable[..., None]:
             arguments["chosen"] = Chosen(**{name: arguments.pop(name) for name in choice})
         study = arguments.pop("study") if several else None
         if several and (study is None) == (not arguments["targets"]):
-            raise Failure("give experiments, such as 17, or --study with its number", ExitCode.usage)
+            raise Failure("give experiments, such as 17, or --study with its number")
         with connected() if connects else nullcontext() as client:
             if study is not None and client is not None:
                 arguments["targets"] = client.study(study).compared
@@ -187,7 +187,7 @@ def writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Failure(f"{file}: {error.strerror or error}", ExitCode.usage) from None
+        raise Failure(f"{file}: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +208,21 @@ def reference(text: str) -> Target:
     """Reads `17`, `experiment:17` or `run:42`."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
-        raise Failure(f"'{text}': give an experiment as 17 or a run as run:42", ExitCode.usage)
+        raise Failure(f"'{text}': give an experiment as 17 or a run as run:42")
     return Target(int(match[2]), match[1] == "run")
 
 
 def experiment_id(text: str) -> int:
     target = reference(text)
     if target.is_run:
-        raise Failure(f"'{text}' is a run; this command takes an experiment, such as 17", ExitCode.usage)
+        raise Failure(f"'{text}' is a run; this command takes an experiment, such as 17")
     return target.id
 
 
 def run_id(text: str) -> int:
     target = reference(text)
     if not target.is_run:
-        raise Failure(f"'{text}' is an experiment; give a run, such as run:42", ExitCode.usage)
+        raise Failure(f"'{text}' is an experiment; give a run, such as run:42")
     return target.id
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from service.cli.connection import Client, Either, OneExperiment, OneOrNone
-from service.cli.terminal import Answer, ExitCode, Failure, argument, note, option
+from service.cli.terminal import Answer, Failure, argument, note, option
 
 
 def cancel(
@@ -21,7 +21,7 @@ def cancel(
         ended = client.cancel_study(study)
         return Answer(ended, partial(print_study, ended))
     if target is None or study is not None:
-        raise Failure("give an experiment, such as 17, a run, or --study with its number", ExitCode.usage)
+        raise Failure("give an experiment, such as 17, a run, or --study with its number")
     changed: Any = client.cancel_run(target.id) if target.is_run else client.cancel(target.id)
     return Answer(changed, _state(str(target), changed, changed.cancel_requested_s, "cancel"))
 
@@ -54,8 +54,7 @@ def retry(
     if (disturbed or failed) and target.is_run:
         raise Failure(
             f"--{'disturbed' if disturbed else 'failed'} takes an experiment, but {target} is a run; "
-            "give the experiment's number",
-            ExitCode.usage,
+            "give the experiment's number"
         )
     changed: Any = (
         client.retry_run(target.id)

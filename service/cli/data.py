@@ -50,11 +50,9 @@ def inspected(path: Path, tokenizer: Path | None = None) -> DataContents:
     try:
         return inspection.inspect(path.resolve(strict=True), tokenizer)
     except OSError as error:
-        raise Failure(
-            f"{error.filename or path}: cannot be read ({error.strerror})", ExitCode.usage
-        ) from None
+        raise Failure(f"{error.filename or path}: cannot be read ({error.strerror})") from None
     except TrainingError as error:
-        raise Failure(str(error), ExitCode.usage) from None
+        raise Failure(str(error)) from None
 
 
 def _problems_of(text: str) -> list[str]:
@@ -192,20 +190,19 @@ def build(
 
     shares = _shares(split)
     if shards < len(shares):
-        raise Failure(f"--shards {shards} is fewer than the {len(shares)} parts; raise it", ExitCode.usage)
+        raise Failure(f"--shards {shards} is fewer than the {len(shares)} parts; raise it")
     if stop not in ("first", "last"):
-        raise Failure(f"--stop '{stop}' is neither first nor last; give one of the two", ExitCode.usage)
+        raise Failure(f"--stop '{stop}' is neither first nor last; give one of the two")
     plan = building.CorpusPlan(
         [_source(text) for text in source], shares, shards, words, least_words, seed, stop
     )
     try:
         manifest = _build(plan, folder)
     except TrainingError as error:
-        raise Failure(str(error), ExitCode.usage) from None
+        raise Failure(str(error)) from None
     except OSError as error:
         raise Failure(
-            f"{error.filename or folder}: {error.strerror or error}; repeat the command to continue",
-            ExitCode.usage,
+            f"{error.filename or folder}: {error.strerror or error}; repeat the command to continue"
         ) from None
     return Answer(manifest, partial(_print_manifest, manifest, folder))
 
@@ -214,8 +211,7 @@ def _shares(split: str) -> dict[str, float]:
     percents = [float(part) if part.replace(".", "", 1).isdigit() else 0.0 for part in split.split("/")]
     if len(percents) not in (2, 3) or min(percents) <= 0 or sum(percents) != 100:
         raise Failure(
-            f"--split '{split}' is not two or three percentages that add up to 100; write 80/20 or 80/10/10",
-            ExitCode.usage,
+            f"--split '{split}' is not two or three percentages that add up to 100; write 80/20 or 80/10/10"
         )
     names = itertools.compress(("train", "validation", "test"), (True, len(percents) == 3, True))
     return {name: percent / 100 for name, percent in zip(names, percents, strict=True)}
@@ -236,21 +232,16 @@ def _source(text: str) -> CorpusSource:
     for setting in settings:
         name, _, value = setting.partition("=")
         if name not in values or not value:
-            raise Failure(
-                f"--source {path}: '{setting}' is not NAME=VALUE with one of {', '.join(values)}",
-                ExitCode.usage,
-            )
+            raise Failure(f"--source {path}: '{setting}' is not NAME=VALUE with one of {', '.join(values)}")
         if (known := values[name]) is not None and value not in known:
-            raise Failure(
-                f"--source {path}: {name} '{value}' is unknown; use {', '.join(known)}", ExitCode.usage
-            )
+            raise Failure(f"--source {path}: {name} '{value}' is unknown; use {', '.join(known)}")
         given[name] = value
     try:
         weight = float(given.pop("weight", 1.0))
     except ValueError:
         weight = math.nan
     if not 0.0 < weight < math.inf:
-        raise Failure(f"--source {path}: weight is not a positive number; write weight=2", ExitCode.usage)
+        raise Failure(f"--source {path}: weight is not a positive number; write weight=2")
     return CorpusSource(path, weight, **given)
 
 

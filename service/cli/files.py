@@ -24,7 +24,7 @@ def export(
     """Export everything about runs as a table; --json means --format jsonl."""
     if bundle is not None:
         if target is None or output is not None or filter is not None:
-            raise Failure("--bundle takes one experiment and no other option", ExitCode.usage)
+            raise Failure("--bundle takes one experiment and no other option")
         from service.client.bundle import write_bundle
 
         with writing(bundle):
@@ -36,7 +36,7 @@ def export(
     form: Literal["csv", "parquet", "jsonl"] = "jsonl" if as_json else format
     number = experiment_id(target) if target is not None else None
     if output is None and form == "parquet" and sys.stdout.isatty():
-        raise Failure("parquet is binary; give a file with -o, or pipe it", ExitCode.usage)
+        raise Failure("parquet is binary; give a file with -o, or pipe it")
     chunks = client.export_chunks(number, format=form, filter=filter)
     if output is None:
         sys.stdout.buffer.writelines(chunks)
@@ -63,7 +63,7 @@ def verify(
     except FileNotFoundError:
         raise Failure(f"{bundle}: no such file", ExitCode.not_found) from None
     except (NotABundle, OSError) as error:
-        raise Failure(f"{bundle}: {error}", ExitCode.usage) from None
+        raise Failure(f"{bundle}: {error}") from None
     line = [f"{bundle}: intact, {result.files} files of experiment {result.experiment_id}"]
     Answer(result, *(line if result.intact else [])).print(as_json=as_json)
     if not result.intact:
@@ -82,17 +82,17 @@ def export_model(
     from service.output.model_archive import BrokenModel, NotPackable, fetch_onnx, fetch_packed
 
     if packed and onnx:
-        raise Failure("--packed and --onnx are two forms of a model; give one", ExitCode.usage)
+        raise Failure("--packed and --onnx are two forms of a model; give one")
     convert = fetch_onnx if onnx else fetch_packed if packed else None
     try:
         with writing(folder):
             # A full folder is refused before the download.
             if folder.exists() and (not folder.is_dir() or next(folder.iterdir(), None) is not None):
-                raise Failure(f"{folder} is not an empty folder; give a new one", ExitCode.usage)
+                raise Failure(f"{folder} is not an empty folder; give a new one")
             fetch = partial(client.export_model, run, checkpoint=checkpoint)
             listing = fetch(folder) if convert is None else convert(fetch, folder)
     except NotPackable as error:
-        raise Failure(f"run:{run}: {error}", ExitCode.usage) from None
+        raise Failure(f"run:{run}: {error}") from None
     except BrokenModel as error:
         raise Failure(f"run:{run}: {error}", ExitCode.unreachable) from None
     described = f"run:{run}, {listing['checkpoint']} checkpoint, step {listing['step']}"

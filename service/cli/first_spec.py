@@ -56,7 +56,7 @@ def init(
 ) -> Answer:
     """Ask what is to be predicted, for how much and until when; write a spec, preview it, offer to submit."""
     if output.exists():
-        raise Failure(f"{output} exists; move it away, or give another file with -o", ExitCode.usage)
+        raise Failure(f"{output} exists; move it away, or give another file with -o")
     asks = not yes and sys.stdin.isatty()
     contents = inspected(path)
     if not contents.proposals:
@@ -176,9 +176,9 @@ def _target(contents: DataContents, answer: str) -> Proposal:
             return dataclasses.replace(proposal, task=changed)
         reasons.append(mistakes[0])
     if reasons:
-        raise Failure(f"'{answer}' cannot be predicted: {reasons[0]}", ExitCode.usage)
+        raise Failure(f"'{answer}' cannot be predicted: {reasons[0]}")
     known = ", ".join([*named, *columns])
-    raise Failure(f"'{answer}' is neither a task that fits nor a column; give one of {known}", ExitCode.usage)
+    raise Failure(f"'{answer}' is neither a task that fits nor a column; give one of {known}")
 
 
 def _usd(answer: str) -> float | None:
@@ -189,7 +189,7 @@ def _usd(answer: str) -> float | None:
     except ValueError:
         usd = math.nan
     if not 0.0 < usd < math.inf:
-        raise Failure(f"budget '{answer}' is not a positive number of USD; write 5, or none", ExitCode.usage)
+        raise Failure(f"budget '{answer}' is not a positive number of USD; write 5, or none")
     return usd
 
 
@@ -206,8 +206,7 @@ def _hours(answer: str) -> float | None:
     if not 0.0 < hours < math.inf:
         raise Failure(
             f"deadline '{answer}' is neither a duration nor a date to come; write 90m, 8h, 2d, "
-            "2030-01-31T18:00, or none",
-            ExitCode.usage,
+            "2030-01-31T18:00, or none"
         )
     return round(hours, 2) or 0.01
 

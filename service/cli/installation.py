@@ -126,9 +126,9 @@ def manifests(
     try:
         objects = documents(read(text), kueue=kueue)
     except SpecError as error:
-        raise Failure([f"{values}: {line}" for line in error.lines()], ExitCode.usage) from None
+        raise Failure([f"{values}: {line}" for line in error.lines()]) from None
     except ValueError as error:
-        raise Failure(f"{values}: {error}", ExitCode.usage) from None
+        raise Failure(f"{values}: {error}") from None
     return Answer({"apiVersion": "v1", "kind": "List", "items": objects}, as_yaml(objects).rstrip())
 
 
@@ -158,17 +158,16 @@ def restore(
 
     if listed:
         if target is not None or replace:
-            raise Failure("--list takes neither an experiment nor a backup", ExitCode.usage)
+            raise Failure("--list takes neither an experiment nor a backup")
         return _restorable()
     if target is None:
         raise Failure(
-            "restore takes an experiment or a backup; see what is deleted: stillhouse restore --list",
-            ExitCode.usage,
+            "restore takes an experiment or a backup; see what is deleted: stillhouse restore --list"
         )
     if is_reference(target):
         number = experiment_id(target)
         if replace:
-            raise Failure(f"--replace takes a backup, but '{target}' is an experiment", ExitCode.usage)
+            raise Failure(f"--replace takes a backup, but '{target}' is an experiment")
         with connected() as client:
             experiment = client.restore(number)
         return Answer(experiment, f"restored experiment {number} ({experiment.name}, {experiment.state})")
@@ -220,8 +219,7 @@ def role() -> Answer:
     settings = read_settings()
     if settings.driver_database_url is None:
         raise Failure(
-            "STILLHOUSE_DRIVER_DATABASE_URL is not set; use postgresql+psycopg://role:password@host/name",
-            ExitCode.usage,
+            "STILLHOUSE_DRIVER_DATABASE_URL is not set; use postgresql+psycopg://role:password@host/name"
         )
     with store_errors():
         made = roles.make_driver_role(settings)

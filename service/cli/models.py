@@ -54,8 +54,7 @@ def evaluate(
     if not found.scores:
         raise Failure(
             f"{on}: {found.without_truth} of {found.examples} rows have no label, so nothing is scored; "
-            "label them, or use `stillhouse predict`",
-            ExitCode.usage,
+            "label them, or use `stillhouse predict`"
         )
     if output is not None:
         with writing(output):
@@ -77,7 +76,7 @@ def continue_run(
 ) -> Answer:
     """Train a run's best checkpoint further, as an experiment of its own with a fresh schedule."""
     if (epochs is None) == (steps is None):
-        raise Failure("give --epochs or --steps, such as --epochs 2", ExitCode.usage)
+        raise Failure("give --epochs or --steps, such as --epochs 2")
     length = {"epochs": epochs} if steps is None else {"steps": steps}
     return _submitted(client.continue_run(run, **length), f"continues run:{run} from its best checkpoint")
 
@@ -122,11 +121,11 @@ def _predicted(
     if not data.exists():
         raise Failure(f"{data}: no such file", ExitCode.not_found)
     if output is not None and output.suffix not in _FORMATS:
-        raise Failure(f"{output}: unknown format; end it in {', '.join(_FORMATS)}", ExitCode.usage)
+        raise Failure(f"{output}: unknown format; end it in {', '.join(_FORMATS)}")
     try:
         task = TaskConfig.model_validate(json.loads(client.run_config(run))["task"])
     except ValidationError as error:  # A task or metric that is not enabled on this machine
-        raise Failure(f"run:{run}: {error.errors()[0]['msg']}", ExitCode.usage) from None
+        raise Failure(f"run:{run}: {error.errors()[0]['msg']}") from None
     with TemporaryDirectory(prefix="stillhouse-model-") as scratch:
         try:
             listing = client.export_model(run, Path(scratch) / "model", checkpoint=checkpoint)
@@ -141,7 +140,7 @@ def _predicted(
         except BrokenModel as error:
             raise Failure(f"run:{run}: {error}", ExitCode.unreachable) from None
         except TrainingError as error:
-            raise Failure(str(error), ExitCode.usage) from None
+            raise Failure(str(error)) from None
     return found
 
 

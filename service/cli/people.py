@@ -75,7 +75,7 @@ def login(
         terminal = sys.stdin.isatty()
         pasted = typer.prompt("Token", hide_input=True, err=True) if terminal else sys.stdin.readline()
         if not (secret := str(pasted).strip()):
-            raise Failure("no token was given; paste one, or leave out --token", ExitCode.usage)
+            raise Failure("no token was given; paste one, or leave out --token")
     else:
         with client_errors(), Client(url) as client:
             secret = _by_code(client, scope, as_json=as_json)

@@ -44,8 +44,7 @@ def _limit_s(text: str) -> int:
     found = _LIMIT.fullmatch(text)
     if found is None:
         raise Failure(
-            f"--time {text}: not a time limit; use hours:minutes:seconds, such as 4:00:00, or days-hours",
-            ExitCode.usage,
+            f"--time {text}: not a time limit; use hours:minutes:seconds, such as 4:00:00, or days-hours"
         )
     days, a, b, c = (int(found[name] or 0) for name in ("days", "a", "b", "c"))
     if found["days"] or found["c"]:
@@ -83,12 +82,12 @@ def slurm(
     try:
         device = lookup(hardware, settings.catalogue())
     except ValueError as error:
-        raise Failure(f"--hardware: {error}", ExitCode.usage) from None
+        raise Failure(f"--hardware: {error}") from None
     if device.kind.counted_in_cpus != (gpus is None):
         has = "needs --gpus-per-node" if gpus is None else "has no GPUs; leave out --gpus-per-node"
-        raise Failure(f"--hardware {hardware}: {has}", ExitCode.usage)
+        raise Failure(f"--hardware {hardware}: {has}")
     if drain >= _limit_s(time):
-        raise Failure(f"--drain {drain}: not less than --time {time}; change one of them", ExitCode.usage)
+        raise Failure(f"--drain {drain}: not less than --time {time}; change one of them")
     labels = {
         **device.labels,
         "stillhouse-pool": settings.pool,
@@ -115,8 +114,7 @@ def slurm(
         os.environ.get("RAY_AUTH_TOKEN") or Path(path).exists()
     ):
         raise Failure(
-            f"Ray's token is missing: set RAY_AUTH_TOKEN, or write it to {path}, which nodes must see",
-            ExitCode.usage,
+            f"Ray's token is missing: set RAY_AUTH_TOKEN, or write it to {path}, which nodes must see"
         )
     try:
         done = subprocess.run(

@@ -47,10 +47,10 @@ def profile(
     from service.planner.step_time import exchange_of
 
     if on_cluster and estimate:
-        raise Failure("--estimate measures nothing; give --estimate or --on-cluster", ExitCode.usage)
+        raise Failure("--estimate measures nothing; give --estimate or --on-cluster")
     settings = checked_settings()
     catalogue = settings.catalogue()
-    spec, seed = _chosen(target, assignments or [], settings, catalogue)
+    spec, seed = _chosen(target, assignments or [], catalogue)
     config = _config(spec, seed, settings, catalogue)
     hardware = lookup(spec.hardware, catalogue)
     measured, own = None, set[int]()
@@ -116,7 +116,7 @@ def profile(
 
 
 def _chosen(
-    target: str, assignments: list[str], settings: Settings, catalogue: Mapping[str, Hardware]
+    target: str, assignments: list[str], catalogue: Mapping[str, Hardware]
 ) -> tuple[ExperimentSpec, int]:
     """Returns the resolved spec of the run, or of the first run that a file would make, and its seed."""
     from service.scheduling.admission import read_spec
@@ -124,7 +124,7 @@ def _chosen(
     if target.startswith("run:"):
         number = run_id(target)
         if assignments:
-            raise Failure("--set changes a spec and has no effect on a run; remove it", ExitCode.usage)
+            raise Failure("--set changes a spec and has no effect on a run; remove it")
         with connected() as client:
             run = client.run(number)
             text = client.spec(run.experiment_id, "canonical").encode()
@@ -136,7 +136,7 @@ def _chosen(
         for plan in read_spec(text, catalogue).runs(catalogue):
             if plan.refusal is None and (point is None or plan.point == point) and seed in (None, plan.seed):
                 return plan.spec, plan.seed
-    raise Failure(f"{target}: its experiment's spec has no such run that can be trained", ExitCode.usage)
+    raise Failure(f"{target}: its experiment's spec has no such run that can be trained")
 
 
 def _config(
@@ -147,13 +147,11 @@ def _config(
 
     if referenced_runs(spec):
         raise Failure(
-            "the model comes from a run; write it to a folder with `stillhouse export-model` and use that",
-            ExitCode.usage,
+            "the model comes from a run; write it to a folder with `stillhouse export-model` and use that"
         )
     if spec.batch.is_found:
         raise Failure(
-            "batch.global_size largest is found by a run; set a number, such as --set batch.global_size=32",
-            ExitCode.usage,
+            "batch.global_size largest is found by a run; set a number, such as --set batch.global_size=32"
         )
     return run_config(
         spec,
@@ -197,8 +195,7 @@ def _measured_on_cluster(
     if config.batch.size % workers:
         raise Failure(
             f"batch.global_size {config.batch.size} is not divisible by {workers} workers; change "
-            "it or parallel.workers",
-            ExitCode.usage,
+            "it or parallel.workers"
         )
     shape = replace(shapes_of(spec, settings.catalogue())[0], workers=workers)
     note(f"measures {warm_up + steps} steps in {workers} workers of the cluster on {spec.hardware}")
@@ -244,7 +241,7 @@ def _assumed(config: RunConfig, hardware: Hardware, tflops: float | None) -> tup
     try:
         shape = model_shape(config)
     except TrainingError as error:
-        raise Failure(str(error), ExitCode.usage) from None
+        raise Failure(str(error)) from None
     peak = (hardware.peak_tflops or {}).get(config.precision)
     if tflops is None:
         tflops = CPU_GFLOPS / 1e3 if peak is None else MFU * peak

@@ -246,7 +246,7 @@ def spec_errors(source: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise Failure([f"{source}: {line}" for line in error.lines()], ExitCode.usage) from None
+        raise Failure([f"{source}: {line}" for line in error.lines()]) from None
 
 
 def _replace_axes(document: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
@@ -323,9 +323,9 @@ def _assign(document: dict[str, Any], assignment: str) -> dict[str, Any]:
     """Writes a change into the document, and returns it alone."""
     key, equals, value = assignment.partition("=")
     if not key or not equals:
-        raise Failure(f"--set {assignment}: write key=value, such as precision=bf16", ExitCode.usage)
+        raise Failure(f"--set {assignment}: write key=value, such as precision=bf16")
     if "\n" in value:
-        raise Failure(f"--set {key}: the value has more than one line; edit the file instead", ExitCode.usage)
+        raise Failure(f"--set {key}: the value has more than one line; edit the file instead")
     parsed = _parsed(f"--set {key}", f"value: {value}".encode())
     # An axis is one key with dots in it: search.axes.batch.global_size=[8, 16].
     axis = key.removeprefix("search.axes.")
@@ -338,8 +338,7 @@ def _assign(document: dict[str, Any], assignment: str) -> dict[str, Any]:
         inner = section.setdefault(name, {})
         if not isinstance(inner, dict):
             raise Failure(
-                f"--set {key}: '{'.'.join(path[: depth + 1])}' is {json.dumps(inner)}, not a section",
-                ExitCode.usage,
+                f"--set {key}: '{'.'.join(path[: depth + 1])}' is {json.dumps(inner)}, not a section"
             )
         section = inner
     section[path[-1]] = parsed["value"]

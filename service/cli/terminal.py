@@ -54,9 +54,12 @@ def argument(default: Any, help: str, **more: Any) -> Any:
 
 
 class Failure(typer.TyperException):
-    """A command that cannot do its work; each line names what is wrong and what to do."""
+    """A command that cannot do its work; each line names what is wrong and what to do.
 
-    def __init__(self, lines: str | Sequence[str], code: ExitCode) -> None:
+    Unless a code is given, it was called with wrong arguments.
+    """
+
+    def __init__(self, lines: str | Sequence[str], code: ExitCode = ExitCode.usage) -> None:
         self.lines = (lines,) if isinstance(lines, str) else tuple(lines)
         self.exit_code = int(code)
         super().__init__("\n".join(self.lines))

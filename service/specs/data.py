@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,8 +33,8 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Dataset:
-    path: Place
-    task: TaskConfig
+    path: Place = field(compare=False)
+    task: TaskConfig = field(compare=False)
     key: str  # Tells it apart from all others
 
 
@@ -95,7 +95,7 @@ def room_problems(
                 continue
             for dataset in _datasets([task], folders):
                 before_each()
-                longest = _longest(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], folders)
+                longest = _looked_up("longest_example", dataset, _signature(dataset.path)[0], folders) or 0
                 if limit < longest:
                     yield Problem(
                         "out-of-range",
@@ -107,29 +107,22 @@ def room_problems(
     return first_problems(dict.fromkeys(too_small()))
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
-def _longest(path: Place, task: str, _signature: Signature, roots: tuple[Place, ...]) -> int:
-    # Imported here: only specs with a budget of tokens pay for the import.
-    from trainers.tasks.inspection import longest_example
-
-    config = TaskConfig.model_validate_json(task)
-    with at_hand(path, roots) as (near, within):
-        return 0 if near is None else longest_example(near, config, roots=within)
-
-
 def train_examples(task: TaskConfig, roots: Sequence[Place]) -> int | None:
     """Returns about how many examples of a dataset at hand are trained on; None = it cannot be read here."""
     for dataset in _datasets([task], roots):
-        return _counted(dataset.path, task.model_dump_json(), _signature(dataset.path)[0], tuple(roots))
+        return _looked_up("train_count", dataset, _signature(dataset.path)[0], tuple(roots))
     return None
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def _counted(path: Place, task: str, _signature: Signature, roots: tuple[Place, ...]) -> int | None:
-    from trainers.tasks.inspection import train_count
+def _looked_up(what: str, dataset: _Dataset, _signature: Signature, roots: tuple[Place, ...]) -> int | None:
+    """Returns what a function of `trainers.tasks.inspection` finds in a dataset; None = it is not at hand."""
+    # Imported here: only specs with data at hand pay for the import.
+    from trainers.tasks import inspection
 
-    with at_hand(path, roots) as (near, within):
-        return None if near is None else train_count(near, TaskConfig.model_validate_json(task), roots=within)
+    with at_hand(dataset.path, roots) as (near, within):
+        found: int | None = near and getattr(inspection, what)(near, dataset.task, roots=within)
+    return found
 
 
 @contextmanager

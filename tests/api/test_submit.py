@@ -161,7 +161,7 @@ def test_reads_do_not_wait_for_checks(
     with ThreadPoolExecutor(more_than_the_pool) as pool:
         url = f"{http.base_url}/api/v1/specs/validate"
         asked = [pool.submit(httpx.post, url, content=SPEC, timeout=60.0) for _ in range(more_than_the_pool)]
-        waiting = app.state.checks._heavy._work_queue
+        waiting = app.state.intake.checks._heavy._work_queue
         wait_until(lambda: waiting.qsize() == more_than_the_pool - HEAVY_AT_A_TIME)
         try:
             assert http.get(EXPERIMENTS).json()["items"] == []

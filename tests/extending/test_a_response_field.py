@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.access import SEE_RUN
-from api.deps import RunId, StoreDep
+from api.deps import Operations, RunId, StoreDep
 from service.client.wire import read
 from service.db.listing import RUN_NAMES
 from service.domain.records import Run
@@ -30,10 +30,10 @@ class RunWithEmissions(Run):
     """CO2 equivalent of its energy, in kg; null = not known."""
 
 
-router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
+router = Operations(prefix="/api/v1/runs", tags=["runs"])
 
 
-@router.get("/{run_id}/emissions", dependencies=[SEE_RUN], summary="Get the emissions of a run")
+@router.operation("GET /{run_id}/emissions", SEE_RUN, "Get the emissions of a run")
 def get_emissions(run_id: RunId, store: StoreDep) -> RunWithEmissions:
     """A run with what its energy emitted."""
     return RunWithEmissions(**asdict(store.runs.get(run_id)), emissions_kg=math.nan)

@@ -41,7 +41,7 @@ def opened(settings: Settings) -> Iterator[FastAPI]:
     app.state.store.people.add_user("bob")
     yield app
     app.state.streams.close()
-    app.state.checks.close()
+    app.state.intake.checks.close()
     app.state.store.close()
 
 

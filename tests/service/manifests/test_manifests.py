@@ -373,6 +373,13 @@ def test_rays_autoscaler_and_schedulers_read_nodes_that_the_hardware_asks_for(
         assert (nodes["headgroup"]["resources"]["CPU"] > 0) == pool.head.runs
 
 
+def test_an_entry_that_is_replaced_keeps_its_short_name() -> None:
+    own = {"device": "cuda", "accelerator_type": "V100", "tdp_w": 250, "price_usd_per_hour": 1.5,
+           "price_date": "2026-02-01", "price_source": "our contract"}  # fmt: skip
+    values = Values(image="x", hardware={"V100-PCIE-16GB": own})
+    assert lookup("V100", values.catalogue()).price_usd_per_hour == 1.5
+
+
 def test_alerts_and_boards_are_those_of_docker() -> None:
     objects = printed("team")
     (rules,) = of_kind(objects, "PrometheusRule")
