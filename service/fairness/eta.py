@@ -238,7 +238,6 @@ def reason_in_words(waiting: Waiting, project: str) -> str:
         WaitingReason.user_cap: f"the user's limit is reached ({detail} at a time)",
         WaitingReason.ceiling: f"the project's ceiling is reached ({detail} of {waiting.hardware})",
         WaitingReason.no_capacity: "the cluster has fewer devices of this kind than the run needs",
-        WaitingReason.shape: "free devices are not together on one node as the run needs them",
         WaitingReason.reclaiming: "others stop for it at their next checkpoint",
         WaitingReason.reserved: "free devices are kept for a larger run that has waited long",
         WaitingReason.share: _over(waiting),

@@ -79,7 +79,6 @@ class Division:
 
     def user_score(self, name: str, user: str, lane: Lane) -> ShareScore:
         project = self._lanes.states[lane].projects[name]
-        project.open()
         level = Level(
             dict.fromkeys(project.users, 1.0),
             {each: self._lanes.used_by(lane, name, each) for each in project.users},
@@ -91,13 +90,12 @@ class Division:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self.preemptions}
         queues: dict[Lane, dict[int, defaultdict[UserLane, list[_Queued]]]] = {}
-        for claimant in itertools.chain(self._lanes.claimants, self._lanes.backlog):
+        for claimant in self._lanes.claimants:
             for demand in claimant.demands:
                 lane = lane_of(claimant, demand)
                 if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
                     project = self._lanes.states[lane].projects[claimant.project]
-                    project.open()
-                    priority = self._lanes.priority(claimant, project.terms)
+                    priority = self._lanes.priority(claimant)
                     entries = queues.setdefault(lane, {}).setdefault(priority, defaultdict(list))
                     entry = waits_since_s(claimant), claimant.id, claimant, demand
                     entries[project.users[claimant.user]].append(entry)
@@ -106,8 +104,8 @@ class Division:
         ahead: defaultdict[Lane, list[int]] = defaultdict(list)
         scores: dict[tuple[str, ...], ShareScore] = {}
         for position, lane, user, priority, claimant, demand in turns:
-            state, project = self._lanes.states[lane], user.project
-            reason = self._reason(lane, user, priority, claimant, demand)
+            project = user.project
+            reason = self._reason(lane, user, priority, demand)
             if claimant.id in reclaimed:
                 reason = WaitingReason.reclaiming
             of_project, of_user = (*lane, project.name), (*lane, project.name, user.name)
@@ -124,17 +122,13 @@ class Division:
                 scores[of_project],
                 scores[of_user],
                 tuple(ahead[lane]),
-                max(0.0, state.free),
                 self._detail(user, reason, demand.hardware),
             )
             if len(ahead[lane]) < MOST_AHEAD:
                 ahead[lane].append(claimant.id)
 
-    def _reason(
-        self, lane: Lane, user: UserLane, priority: int, claimant: Claimant, demand: Demand
-    ) -> WaitingReason:
-        state, project = self._lanes.states[lane], user.project
-        project.open()
+    def _reason(self, lane: Lane, user: UserLane, priority: int, demand: Demand) -> WaitingReason:
+        state = self._lanes.states[lane]
         reason = user.buckets[priority][demand.devices].closed
         if reason is not None and reason not in (WaitingReason.busy, WaitingReason.share):
             return reason
@@ -143,9 +137,6 @@ class Division:
             return reason
         if demand.devices > state.capacity + ROUNDING:
             return WaitingReason.no_capacity
-        started = self._lanes.started[claimant.id, lane, demand.devices]
-        if demand.room is not None and started >= demand.room:
-            return WaitingReason.shape
         return self._lanes.no_turn(state, user)
 
     def _detail(self, user: UserLane, reason: WaitingReason, hardware: str) -> str | None:

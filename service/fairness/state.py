@@ -52,7 +52,6 @@ class ProjectTerms:
     weight: float = 1.0
     guaranteed: Mapping[str, float] = field(default_factory=dict)  # Before others; lent out while idle
     ceiling: Mapping[str, float] = field(default_factory=dict)  # A missing kind has none
-    most_priority: int | None = None  # Highest that its experiments count with; None = no limit
     concurrent_runs_per_user: int | None = None  # None = no limit
     holds: str | None = None  # Why it starts nothing more (a budget that is spent), in words; None = it does
 
@@ -88,12 +87,6 @@ class Demand:
     running: int = 0
     waiting: int = 0  # Further runs that could start now, within the experiment's own limit
     yieldable: int | None = None  # Running ones that may be preempted (`may_yield`); None = all
-    next_checkpoint_s: float | None = None  # Of the first of those, Unix seconds; None = at once
-    room: int | None = None  # Waiting ones that the nodes can hold besides; None = not limited by shape
-
-    @property
-    def startable(self) -> int:
-        return self.waiting if self.room is None else min(self.waiting, self.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +133,6 @@ class WaitingReason(StrEnum):
     user_cap = "user_cap"  # The user has as many runs at a time as the project allows
     ceiling = "ceiling"  # The project holds as many devices of the kind as it may
     no_capacity = "no_capacity"  # There are not as many devices of the kind as one run needs
-    shape = "shape"  # Enough devices are free, but not together as the run needs them
     reclaiming = "reclaiming"  # Devices are about to become free for it, at another run's checkpoint
     reserved = "reserved"  # Free devices are kept for a larger run that has waited long
     share = "share"  # Its user or project has its share, or others with less than theirs are ahead
@@ -156,7 +148,6 @@ class Preemption:
     hardware: str
     runs: int
     devices: float  # What they hold together
-    by_s: float | None  # When the first of them has its checkpoint, in Unix seconds; None = at once
     for_experiment_id: int
 
 
@@ -182,17 +173,11 @@ class Waiting:
     project_score: ShareScore
     user_score: ShareScore
     ahead: tuple[int, ...]  # Experiments that come first, at most `MOST_AHEAD`, the next one first
-    free_devices: float
     detail: str | None = None  # Limit or reason in words, where there is one (a budget, a number)
 
 
 def may_yield(now_s: float, started_s: float, restart_s: float) -> bool:
     return now_s - started_s >= max(USEFUL_S, USEFUL_RESTARTS * restart_s)
-
-
-def permitted(priority: int, terms: ProjectTerms) -> int:
-    most = terms.most_priority
-    return priority if most is None or priority < most else most
 
 
 def waits_since_s(claimant: Claimant) -> float:

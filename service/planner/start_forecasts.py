@@ -363,7 +363,6 @@ def _waits_for_a_place(rank: int, claimant: Claimant, division: Division, most: 
         division.project_score(claimant.project, lane),
         division.user_score(claimant.project, claimant.user, lane),
         (),
-        division.free.get(lane, 0.0),
         f"max_concurrent_experiments is {most}",
     )
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.fairness.allowances import divide
-from service.fairness.lanes import Backlog
 from service.fairness.shares import HORIZON_H
 from service.fairness.standings import Division
 from service.fairness.state import (
@@ -32,7 +31,6 @@ from service.fairness.state import (
     Usage,
     WaitingReason,
     may_yield,
-    permitted,
 )
 from tests.drawing import scaled
 
@@ -54,9 +52,9 @@ def capacity(**devices: float) -> Capacity:
 def experiment(
     id: int, project: str = "nlp", *, running: int = 0, waiting: int = 0, devices: float = 1.0,
     hardware: str = "h100", user: str = "ann", priority: int = 50, queued_s: float = NOW_S - 60,
-    preemptible: bool = True, served_s: float | None = None, room: int | None = None,
+    preemptible: bool = True, served_s: float | None = None,
 ) -> Claimant:  # fmt: skip
-    demand = Demand(hardware, devices, running, waiting, room=room)
+    demand = Demand(hardware, devices, running, waiting)
     return Claimant(
         id, project, user, priority, queued_s, (demand,), preemptible=preemptible, served_s=served_s
     )
@@ -126,7 +124,6 @@ def situations(draw: st.DrawFn) -> Situation:
                 priority=draw(st.sampled_from([25, 50, 50, 75])),
                 queued_s=NOW_S - draw(st.sampled_from([0.0, 60.0, 7200.0, 200_000.0])),
                 preemptible=draw(st.booleans()),
-                room=draw(st.sampled_from([None, None, 0, 1])),
             )
         )
     terms = {
@@ -212,7 +209,7 @@ def test_the_order_of_the_claimants_does_not_matter(situation: Situation, shuffl
 @FAST
 def test_free_devices_fit_no_run_that_may_start(situation: Situation) -> None:
     division = divide(situation)
-    limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling, WaitingReason.shape}
+    limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling}
     for waiting in division.waiting():
         if waiting.reason not in limited:
             assert waiting.devices > division.free.get(lane(waiting.hardware), 0.0)
@@ -426,7 +423,6 @@ def test_where_nothing_is_handed_over_no_higher_priority_waits_for_the_end_of_a_
 ) -> None:
     division = divide(situation)
     held_back = {each.experiment_id for each in division.handovers()}
-    terms = situation.terms.get
     for claimant in situation.claimants:
         (demand,) = claimant.demands
         if claimant.id in held_back or division.preemptions or not (demand.running and demand.waiting):
@@ -443,17 +439,8 @@ def test_where_nothing_is_handed_over_no_higher_priority_waits_for_the_end_of_a_
             continue  # A limit keeps it from the place.
         following = divide(dataclasses.replace(situation, claimants=ended))
         for other in situation.claimants:
-            first = permitted(other.priority, terms(other.project, NO_TERMS)) > permitted(
-                claimant.priority, terms(claimant.project, NO_TERMS)
-            )
-            if first and other.demands[0].devices <= demand.devices:
+            if other.priority > claimant.priority and other.demands[0].devices <= demand.devices:
                 assert runs_allowed(following, other) <= runs_allowed(division, other)
-
-
-def test_a_priority_above_what_the_project_may_use_counts_as_that() -> None:
-    claimants = [experiment(1, waiting=1, priority=100), experiment(2, "vision", waiting=1, priority=75)]
-    terms = {"nlp": ProjectTerms(most_priority=50)}
-    assert divide(Situation(NOW_S, capacity(h100=1), claimants, terms)).allowances.keys() == {2}
 
 
 def test_who_has_used_less_holds_more_until_that_is_evened_out() -> None:
@@ -608,44 +595,6 @@ def test_a_grid_does_not_hold_up_its_users_later_experiments() -> None:
     assert divide(Situation(NOW_S, capacity(h100=8), [grid, later])).allowances.keys() == {1, 2}
 
 
-@given(situations())
-@FAST
-def test_a_backlog_changes_nothing_but_the_time(situation: Situation) -> None:
-    backlog, claimants = Backlog(), []
-    for each in situation.claimants:
-        if each.served_s is None and not each.demands[0].running:
-            backlog.put(each)
-        else:
-            claimants.append(each)
-    first, second = divide(situation), divide(dataclasses.replace(situation, claimants=claimants), backlog)
-    assert first.allowances == second.allowances
-    assert first.preemptions == second.preemptions
-    assert first.handovers() == second.handovers()
-    assert list(first.waiting()) == list(second.waiting())
-
-
-def test_a_backlog_is_served_in_order() -> None:
-    backlog = Backlog()
-    for id in (3, 1, 4, 2):
-        backlog.put(experiment(id, waiting=1, queued_s=NOW_S - 100 + id))
-    division = divide(Situation(NOW_S, capacity(h100=3), []), backlog)
-    assert division.allowances == {id: {"h100": 1.0} for id in (1, 2, 3)}
-
-
-def test_a_backlog_forgets_what_is_removed() -> None:
-    backlog = Backlog()
-    for each in (experiment(1, waiting=1), experiment(2, waiting=2), experiment(1, waiting=3)):
-        backlog.put(each)
-    assert len(backlog) == 2
-    backlog.remove(1)
-    backlog.remove(1)
-    assert [each.id for each in backlog] == [2]
-    backlog.remove(2)
-    assert not list(backlog.projects())
-    with pytest.raises(ValueError, match="experiment 3 has started"):
-        backlog.put(experiment(3, running=1))
-
-
 def test_a_run_works_for_a_while_between_preemptions() -> None:
     assert not may_yield(NOW_S, NOW_S - USEFUL_S + 1, restart_s=1.0)
     assert may_yield(NOW_S, NOW_S - USEFUL_S, restart_s=1.0)
@@ -684,7 +633,6 @@ def test_terms_that_contradict_themselves_are_refused(terms: dict, message: str)
         (ProjectTerms(ceiling={"h100": 0.0}), experiment(1, waiting=1), WaitingReason.ceiling),
         (ProjectTerms(concurrent_runs_per_user=0), experiment(1, waiting=1), WaitingReason.user_cap),
         (ProjectTerms(), experiment(1, waiting=1, devices=9.0), WaitingReason.no_capacity),
-        (ProjectTerms(), experiment(1, waiting=1, room=0), WaitingReason.shape),
         (ProjectTerms(), experiment(1, waiting=1, hardware="v100"), WaitingReason.no_capacity),
     ],
 )

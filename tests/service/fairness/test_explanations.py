@@ -78,16 +78,7 @@ def test_every_reason_has_words() -> None:
     words = {reason: reason_in_words(replace(found, reason=reason), "nlp") for reason in WaitingReason}
     assert len(set(words.values())) == len(WaitingReason)
     before = "waits for 8 h100: "
-    assert words[WaitingReason.shape] == (
-        f"{before}free devices are not together on one node as the run needs them"
-    )
     assert words[WaitingReason.reclaiming] == f"{before}others stop for it at their next checkpoint"
-
-
-@pytest.mark.parametrize(("running", "free"), [(2, 2.0), (4, 0.0), (5, 0.0)])
-def test_free_devices_are_counted_from_none(running: int, free: float) -> None:
-    waiting = [experiment(1, "nlp", running=running), experiment(2, "nlp", waiting=1, devices=8.0)]
-    assert waiting_of(waiting, 2).free_devices == free
 
 
 @pytest.mark.parametrize(
