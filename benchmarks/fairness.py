@@ -62,8 +62,9 @@ import numpy as np
 
 from benchmarks.options import Benchmark
 from service.domain.access import DEFAULT_POOL
+from service.domain.metrics import Span
 from service.fairness.allowances import divide
-from service.fairness.eta import Calibration, RunningRun, Seconds, Start, starts
+from service.fairness.eta import Calibration, RunningRun, starts
 from service.fairness.shares import HALF_LIFE_S, charge
 from service.fairness.standings import Division
 from service.fairness.state import (
@@ -124,7 +125,7 @@ class Submission:
     hardware: str
     devices: int
     works_s: tuple[float, ...]
-    forecast: Seconds
+    forecast: Span
     checkpoint_s: float
     restart_s: float
     priority: int
@@ -232,7 +233,7 @@ class People:
             hardware,
             devices,
             tuple(median_s * rng.lognormvariate(0.0, 0.3) for _ in range(runs)),
-            Seconds(forecast_s / 2.3, forecast_s, forecast_s * 2.3),
+            Span(forecast_s / 2.3, forecast_s, forecast_s * 2.3),
             rng.uniform(300.0, 1200.0),
             rng.uniform(30.0, 120.0),
             self._priority(user, rng.choices([LOW, NORMAL], [0.1, 0.9])[0]),
@@ -395,8 +396,8 @@ class Fair(Cluster):
         self._charged_s = 0.0
         self._rates: dict[tuple[str, str, Lane], float] = {}
         self._calibration = Calibration()
-        self._forecasts: dict[int, tuple[WaitingReason, Start]] = {}
-        self.etas: list[tuple[Start, float]] = []
+        self._forecasts: dict[int, tuple[WaitingReason, Span]] = {}
+        self.etas: list[tuple[Span, float]] = []
         self.preemptions = 0
         self.starts_in_order: list[bool] = []
         """Of each run started by the person with three priorities: whether none of theirs came first."""
@@ -496,12 +497,12 @@ class Fair(Cluster):
         for each in new:
             self._forecasts[each.of.id] = reasons[each.of.id], found[each.of.id]
 
-    def _remaining(self, of: Submission, run: Run) -> Seconds:
+    def _remaining(self, of: Submission, run: Run) -> Span:
         worked_s = self.now_s - run.started_s
         low, median, high = (
-            max(end - worked_s, 0.2 * end) for end in (of.forecast.low, of.forecast.median, of.forecast.high)
+            max(end - worked_s, 0.2 * end) for end in (of.forecast.low, of.forecast.middle, of.forecast.high)
         )
-        return Seconds(low, median, high)
+        return Span(low, median, high)
 
     def _learn(self, each: Experiment) -> None:
         if each.of.id not in self._forecasts or each.first_start_s is None:
@@ -619,7 +620,7 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         for cluster in (fair, fifo)
     )
     errors = share_errors(fair)
-    covered = [start.earliest <= waited <= start.latest < math.inf for start, waited in fair.etas]
+    covered = [start.low <= waited <= start.high < math.inf for start, waited in fair.etas]
     return {
         "share_error_pct": 100 * max(errors.values(), default=0.0),
         "share_errors_pct": {name: round(100 * value, 2) for name, value in errors.items()},
@@ -639,10 +640,10 @@ def simulate(seed: int, days: float) -> dict[str, Any]:
         "preemptions": fair.preemptions,
         "preemption_waste_pct": 100 * fair.wasted_s / used,
         "etas": len(covered),
-        "without_eta": sum(start.latest == math.inf for start, _ in fair.etas),
+        "without_eta": sum(start.high == math.inf for start, _ in fair.etas),
         "eta_covered_pct": 100 * statistics.mean(covered) if covered else 100.0,
         "eta_width": statistics.median(
-            [(start.latest + 60) / (start.earliest + 60) for start, _ in fair.etas] or [1.0]
+            [(start.high + 60) / (start.low + 60) for start, _ in fair.etas] or [1.0]
         ),
         "experiments": len(fair.experiments) + len(fair.ended),
     }

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from service.domain.metrics import Span
 from service.fairness.allowances import divide
-from service.fairness.eta import Start, duration_in_words, reason_in_words, start_in_words
+from service.fairness.eta import duration_in_words, reason_in_words, start_in_words
 from service.fairness.state import (
     DEFAULT_POOL,
     Capacity,
@@ -48,7 +49,7 @@ def test_a_project_over_its_share() -> None:
         "recent use, entitled to 50%)"
     )
     assert (waiting.position, waiting.ahead) == (2, (1,))
-    assert start_in_words(Start(1200.0, 3600.0, 10_800.0)) == "starts in 20 min to 3 h"
+    assert start_in_words(Span(1200.0, 3600.0, 10_800.0)) == "starts in 20 min to 3 h"
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,13 @@ def test_every_reason_has_words() -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (Start(math.inf, math.inf, math.inf), "no start in sight"),
-        (Start(90.0, 90.0, math.inf), "starts in 90 s at the earliest"),
-        (Start(600.0, 600.0, 610.0), "starts in about 10 min"),
-        (Start(0.0, 60.0, 172_800.0), "starts in 0 s to 2 d"),
+        (Span(math.inf, math.inf, math.inf), "no start in sight"),
+        (Span(90.0, 90.0, math.inf), "starts in 90 s at the earliest"),
+        (Span(600.0, 600.0, 610.0), "starts in about 10 min"),
+        (Span(0.0, 60.0, 172_800.0), "starts in 0 s to 2 d"),
     ],
 )
-def test_starts_are_told_in_large_units(start: Start, words: str) -> None:
+def test_starts_are_told_in_large_units(start: Span, words: str) -> None:
     assert start_in_words(start) == words
 
 
