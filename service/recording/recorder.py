@@ -114,6 +114,7 @@ class Recorder:
         self._stale: set[tuple[int, int]] = set()
         self._away_until_s = 0.0
         self._trouble: str | None = "the database has not been reached yet"
+        """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
         self._closing = False
         self._figures = MetricBuffer()
         self._figures_s = float("-inf")
@@ -147,11 +148,6 @@ class Recorder:
         """Takes no further reports of an attempt that is about to end: its processes may live on."""
         with self._lock:
             self._stale.add((run_id, attempt))
-
-    @property
-    def trouble(self) -> str | None:
-        """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
-        return self._trouble
 
     def wait_until_stored(self, timeout_s: float) -> str | None:
         """Waits until no points of any attempt are left on the node's disk; returns why some are, or None."""

@@ -345,8 +345,7 @@ class Requesting(StorePart):
             after = fields | {"tags": _retagged(f"run {id}", run.tags, add, remove)}
             before = {name: getattr(run, name) for name in after}
             if before != after:
-                stored = after | {"tags": tags_text(after["tags"])}
-                connection.execute(statements.set_run(id, **stored))
+                connection.execute(statements.set_run(id, **_stored(after)))
                 what = ", ".join(name for name in after if before[name] != after[name])
                 new = NewEvent(EventKind.run_annotated, f"{what} changed", id, run.attempt)
                 announce(connection, experiment_id, [new], now, actor)
@@ -370,7 +369,7 @@ class Requesting(StorePart):
         tags = _retagged(f"experiment {experiment_id}", before.tags, add, remove)
         message = f"tags: {', '.join(tags)}" if tags else "no tags"
         new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
-        return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
+        return _set(connection, before, new, now, actor, {"tags": tags})
 
     @transaction
     def rename(
@@ -380,7 +379,7 @@ class Requesting(StorePart):
         lock_experiment(connection, experiment_id)
         before = read_experiment(connection, experiment_id)
         new = NewEvent(EventKind.experiment_renamed, f"renamed from {before.name}")
-        return _set(connection, before, new, now, actor, {"name": name}, {"name": name})
+        return _set(connection, before, new, now, actor, {"name": name})
 
     @transaction
     def annotate(
@@ -395,7 +394,7 @@ class Requesting(StorePart):
         lock_experiment(connection, experiment_id)
         before = read_experiment(connection, experiment_id)
         new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
-        return _set(connection, before, new, now, actor, {"notes": text}, {"notes": text})
+        return _set(connection, before, new, now, actor, {"notes": text})
 
     @transaction
     def archive(
@@ -408,8 +407,8 @@ class Requesting(StorePart):
         if archived == (before.archived_s is not None):
             return before  # It stays archived since when it was.
         kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
-        values = {"archived_s": now if archived else None}
-        return _set(connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values)
+        new = NewEvent(kind, kind.partition(".")[2])
+        return _set(connection, before, new, now, actor, {"archived_s": now if archived else None})
 
 
 def cancel_experiment(connection: Connection, experiment_id: int, now: float, actor: Actor) -> Experiment:
@@ -455,6 +454,10 @@ def _retagged(what: str, tags: Collection[str], add: Collection[str], remove: Co
     if len(after) > MOST_TAGS:
         raise BadValue("tags", f"{what} would have {len(after)}; at most {MOST_TAGS}")
     return after
+
+
+def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tags_text(value) if name == "tags" else value for name, value in fields.items()}
 
 
 def _lock_ended(connection: Connection, experiment_id: int) -> sa.Row[Any]:
@@ -526,13 +529,12 @@ def _set(
     now: float,
     actor: Actor,
     fields: dict[str, Any],
-    columns: dict[str, Any],
 ) -> Experiment:
-    """Sets fields of an experiment, stored as these columns, unless they have these values already."""
+    """Sets fields of an experiment, unless they have these values already."""
     old = {name: getattr(before, name) for name in fields}
     if old == fields:
         return before
-    connection.execute(statements.set_experiment(before.id, **columns))
+    connection.execute(statements.set_experiment(before.id, **_stored(fields)))
     announce(connection, before.id, [new], now, actor)
     note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
     return read_experiment(connection, before.id)
