@@ -24,8 +24,7 @@ from scipy import linalg, stats
 from service.analysis.answers import AnalysisError, Claim, Effects, LevelEffect, Scale, Term
 from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.repeats import seed_of, units_of
 from service.analysis.uncertainty import Resolution, of_blocks, resolution_of
 from service.domain.formats import axis_value

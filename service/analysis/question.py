@@ -38,8 +38,17 @@ from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
 from service.analysis.comparison import compare
 from service.analysis.effects import effects, sentences
-from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
-from service.analysis.recommend import Configuration, Rules, recommend, recommend_per
+from service.analysis.ranking import (
+    OCCUPANCY,
+    STRATEGIES,
+    Configuration,
+    frontier,
+    label_of,
+    rank,
+    sensitivity,
+    strategies,
+)
+from service.analysis.recommend import Rules, recommend, recommend_per
 from service.analysis.repeats import agreement, agreement_notes
 from service.analysis.rows import Rows, is_at
 from service.analysis.speedup import WorkerShape, is_rate, ratio_of, scales, scaling, times_to_target
@@ -346,7 +355,7 @@ class Question(Rows):
         candidates, left_out = self._candidates(present)
         dominated = frontier(candidates, {metric.name: metric.better for metric in present})
         members = [
-            FrontierMember(c.label, c.point, {n: v for n, v in c.values.items() if v is not None})
+            FrontierMember(c.label, c.point, {m.name: c.mean(m.name) or 0.0 for m in present})
             for c in candidates
         ]
         return FrontierAnswer(

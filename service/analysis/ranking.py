@@ -6,6 +6,7 @@ lowest wins. Seven named strategies order time, cost and energy by weight. They 
 the weight at which the winner changes is found exactly, as a corner of a lower envelope of lines.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from service.analysis.answers import AnalysisError, Criterion, Definitions, ScoredConfiguration, WeightRange
 from service.domain.formats import axis_value
-from service.domain.grid import AxisValue
 from trainers.metrics import Better
 
 Matrix = npt.NDArray[np.float64]
@@ -32,10 +32,18 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Configuration:
+    """One cell of the grid."""
+
     label: str
-    values: Mapping[str, float | None]
-    point: Mapping[str, AxisValue] = field(default_factory=dict, compare=False)
+    point: Mapping[str, Any]
+    figures: dict[str, Mapping[int, float]]  # By metric, then by replicate
+    failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
+    runs: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
+
+    def mean(self, metric: str) -> float | None:
+        values = self.figures.get(metric)
+        return statistics.fmean(values.values()) if values else None
 
 
 def label_of(point: Mapping[str, Any]) -> str:
@@ -44,13 +52,13 @@ def label_of(point: Mapping[str, Any]) -> str:
     )
 
 
-def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
+def matrix(candidates: Sequence[Configuration], metrics: Sequence[str]) -> Matrix:
     """Returns values (candidates, metrics); `AnalysisError` names all that lack one or have NaN there."""
     if not candidates:
         raise AnalysisError("there is nothing to compare: no run has a result")
     if not metrics:
         raise AnalysisError("no metrics given; name at least one")
-    rows = [[candidate.values.get(metric) for metric in metrics] for candidate in candidates]
+    rows = [[candidate.mean(metric) for metric in metrics] for candidate in candidates]
     values = np.array(rows, dtype=float)  # None is NaN.
     absent = np.argwhere(~np.isfinite(values))
     if len(absent):
@@ -85,7 +93,7 @@ def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
 STRATEGIES = strategies(Definitions.stillhouse)
 
 
-def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
+def normalised(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> Matrix:
     """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0."""
     values = matrix(candidates, [criterion.metric for criterion in criteria])
     if (values < 0).any():
@@ -98,7 +106,7 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
     return values / np.where(largest > 0, largest, 1.0)
 
 
-def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
+def rank(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
     """Returns the best (lowest) score first; ties keep their order."""
     _check(criteria)
     parts = normalised(candidates, criteria) * _signed(criteria)
@@ -115,7 +123,7 @@ def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list
 
 
 def sensitivity(
-    candidates: Sequence[Candidate], criteria: Sequence[Criterion], metric: str
+    candidates: Sequence[Configuration], criteria: Sequence[Criterion], metric: str
 ) -> list[WeightRange]:
     """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps."""
     _check(criteria)
@@ -175,7 +183,9 @@ def _check(criteria: Sequence[Criterion]) -> None:
         raise AnalysisError("a metric has two weights; give each metric one")
 
 
-def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> dict[str, tuple[str, ...]]:
+def frontier(
+    candidates: Sequence[Configuration], metrics: Mapping[str, Better]
+) -> dict[str, tuple[str, ...]]:
     """Returns what is not in the Pareto set, with its dominators there; equal ones do not dominate."""
     values = matrix(candidates, list(metrics))
     costs = values * np.array([1.0 if better == "lower" else -1.0 for better in metrics.values()])

@@ -21,8 +21,7 @@ from service.analysis.answers import Effects, LevelEffect, Scale
 from service.analysis.cells import sides
 from service.analysis.claims import Family
 from service.analysis.effects import effects, sentences
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.uncertainty import of_blocks
 from service.domain.metrics import better_of, scale_of
 from tests.drawing import scaled

@@ -10,7 +10,8 @@ import pytest
 from service.analysis import AnalysisError
 from service.analysis.answers import BadQuestion
 from service.analysis.question import Question
-from service.analysis.recommend import Configuration, Constraint
+from service.analysis.ranking import Configuration
+from service.analysis.recommend import Constraint
 from tests.service.analysis.building import recommend, run_table
 from tests.service.analysis.test_one_answer import experiment
 

@@ -13,7 +13,8 @@ from scipy import stats
 from service.analysis.answers import AnalysisError, BadQuestion, Claim, TimeToTarget
 from service.analysis.claims import Family
 from service.analysis.question import Question, claim_words
-from service.analysis.recommend import Configuration, Constraint
+from service.analysis.ranking import Configuration
+from service.analysis.recommend import Constraint
 from service.analysis.speedup import ratio, times_to_target
 from service.analysis.uncertainty import Resolution
 from service.analysis.words import assignments, metric_of, one_assignment
