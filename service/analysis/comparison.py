@@ -8,7 +8,7 @@ of a cell (`service.analysis.repeats`), so that it never contains the effect of 
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from service.domain.metrics import Metric, Spread, mixes_energy
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
+Of = TypeVar("Of")
 Figures = npt.NDArray[np.float64]
 Column = Callable[[str], Figures]  # A figure of all runs (N,) by its name, NaN where missing
 Further = Callable[[Sequence[Run]], Mapping[str, Any]]  # Further fields of the row of some runs
@@ -120,14 +121,15 @@ def _spreads(
 def _best(rows: Sequence[ComparedRow], metrics: Sequence[Metric]) -> dict[str, int]:
     best: dict[str, int] = {}
     for metric in metrics:
-        means = [
-            (figure.mean, position)
-            for position, row in enumerate(rows)
-            if (figure := row.figures[metric.name]) is not None
-        ]
-        if len(means) > 1:
-            pick = min if metric.better == "lower" else max
-            winner = pick(means, key=lambda entry: entry[0])
-            if sum(mean == winner[0] for mean, _ in means) == 1:
-                best[metric.name] = winner[1]
+        figures = ((position, row.figures[metric.name]) for position, row in enumerate(rows))
+        means = {position: figure.mean for position, figure in figures if figure is not None}
+        if (winner := only_best(means, metric)) is not None:
+            best[metric.name] = winner
     return best
+
+
+def only_best(means: Mapping[Of, float], metric: Metric) -> Of | None:
+    """Whose mean is better than all others; None = there are no others, or several are best."""
+    best = (min if metric.better == "lower" else max)(means.values(), default=None)
+    winners = [of for of, mean in means.items() if mean == best]
+    return winners[0] if len(winners) == 1 < len(means) else None

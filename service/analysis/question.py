@@ -36,7 +36,7 @@ from service.analysis.answers import (
 )
 from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
-from service.analysis.comparison import compare
+from service.analysis.comparison import compare, only_best
 from service.analysis.effects import effects, sentences
 from service.analysis.ranking import (
     OCCUPANCY,
@@ -200,10 +200,8 @@ class Question(Rows):
                 for side in every
                 if (of := side.values[metric.name].values())
             }
-            pick = min if metric.better == "lower" else max
-            winners = [label for label, mean in means.items() if mean == pick(means.values())]
-            if len(means) > 1 and len(winners) == 1 and winners[0] in positions:
-                best[metric.name] = positions[winners[0]]
+            if (winner := only_best(means, metric)) in positions:
+                best[metric.name] = positions[winner]
         return best
 
     def claims_against(self, label: str, metrics: Sequence[str]) -> tuple[TestedPair, ...]:

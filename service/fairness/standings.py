@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from service.domain.shares import ShareScore
-from service.fairness.lanes import Lanes, ProjectLane, UserLane
+from service.fairness.lanes import AGE, Lanes, ProjectLane, QueuedDemand, UserLane
 from service.fairness.preemptions import handovers
 from service.fairness.shares import Level
 from service.fairness.state import (
@@ -30,8 +30,7 @@ from service.fairness.state import (
     waits_since_s,
 )
 
-_Queued = tuple[float, int, Claimant, Demand]  # Age, id; claimant, demand
-_AGE = itemgetter(0, 1)
+_Queues = Mapping[UserLane, list[QueuedDemand]]
 _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 """Position, lane, user, what the priority counts as; claimant, demand."""
 
@@ -89,15 +88,15 @@ class Division:
     def waiting(self) -> Iterator[Waiting]:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self.preemptions}
-        queues: dict[Lane, dict[int, defaultdict[UserLane, list[_Queued]]]] = {}
+        queues: dict[Lane, dict[int, defaultdict[UserLane, list[QueuedDemand]]]] = {}
         for claimant in self._lanes.claimants:
-            for demand in claimant.demands:
+            for number, demand in enumerate(claimant.demands):
                 lane = lane_of(claimant, demand)
                 if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
                     project = self._lanes.states[lane].projects[claimant.project]
                     priority = self._lanes.priority(claimant)
                     entries = queues.setdefault(lane, {}).setdefault(priority, defaultdict(list))
-                    entry = waits_since_s(claimant), claimant.id, claimant, demand
+                    entry = QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
                     entries[project.users[claimant.user]].append(entry)
                     break
         turns = heapq.merge(*(self._turns(*each) for each in sorted(queues.items())), key=itemgetter(0, 1))
@@ -151,7 +150,7 @@ class Division:
         }
         return limits.get(reason)
 
-    def _turns(self, lane: Lane, queues: Mapping[int, Mapping[UserLane, list[_Queued]]]) -> Iterator[_Turn]:
+    def _turns(self, lane: Lane, queues: Mapping[int, _Queues]) -> Iterator[_Turn]:
         position = itertools.count(1)
         more: defaultdict[UserLane | ProjectLane, float] = defaultdict(float)
 
@@ -160,10 +159,10 @@ class Division:
             return project.score(more[project]), project.name, user.score(more[user]), user.name
 
         for priority in sorted(queues, reverse=True):
-            left = {user: deque(sorted(entries, key=_AGE)) for user, entries in queues[priority].items()}
+            left = {user: deque(sorted(entries, key=AGE)) for user, entries in queues[priority].items()}
             while left:
                 user = min(left, key=order)
-                _, _, claimant, demand = left[user].popleft()
+                *_, claimant, demand = left[user].popleft()
                 yield next(position), lane, user, priority, claimant, demand
                 more[user] += demand.devices * self._lanes.states[lane].price
                 more[user.project] += demand.devices * self._lanes.states[lane].price
