@@ -98,7 +98,9 @@ class Family:
         self._corrected = self._correct(testable) if self.size <= MOST_PAIRS else None
 
     def claim(self, a: str, b: str) -> Claim:
-        _check(self.metric, self.sides[a], self.sides[b], self.margin, self.alpha)
+        for name, side in (("A", a), ("B", b)):
+            if reason := _untestable(self.metric, self.sides[side]):
+                raise AnalysisError(f"{name} has {reason}")
         claim, uncertainty = self._test(a, b)
         if self._corrected is not None:
             p_value, p_equivalent = self._corrected[frozenset((a, b))]
@@ -317,18 +319,6 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
         return None
     needed = bisect.bisect_left(range(MOST_SEEDS), True, lo=2 if each == 1 else 1, key=decides)
     return max(1, needed - present)
-
-
-def _check(
-    metric: str, a: Mapping[int, float], b: Mapping[int, float], margin: float | None, alpha: float
-) -> None:
-    for side, values in (("A", a), ("B", b)):
-        if reason := _untestable(metric, values):
-            raise AnalysisError(f"{side} has {reason}")
-    if margin is not None and not 0 < margin < math.inf:
-        raise AnalysisError(f"margin {margin} is not a positive number of {metric}'s unit")
-    if not 0 < alpha < 1:
-        raise AnalysisError(f"alpha {alpha} is not between 0 and 1")
 
 
 def _untestable(metric: str, values: Mapping[int, float]) -> str | None:

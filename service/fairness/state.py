@@ -1,6 +1,5 @@
 """What a pass over the devices is given, and what it returns; nothing else is remembered between passes."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,10 +22,6 @@ USEFUL_RESTARTS = 50.0  # The same in costs of a restart: at most 2% of a run is
 ROUNDING = 1e-6  # Parts of devices need not add up exactly
 
 
-class InvalidTerms(ValueError):
-    """A project's terms contradict themselves; the message names field, value, constraint and fix."""
-
-
 class Lane(NamedTuple):
     """Devices that can stand in for each other: one hardware kind in one pool."""
 
@@ -47,35 +42,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ProjectTerms:
-    """What a project may count on, and its limits; devices are by hardware kind, over all pools."""
+    """What a project may count on, and its limits, checked when they were set; devices by hardware kind."""
 
     weight: float = 1.0
     guaranteed: Mapping[str, float] = field(default_factory=dict)  # Before others; lent out while idle
     ceiling: Mapping[str, float] = field(default_factory=dict)  # A missing kind has none
     concurrent_runs_per_user: int | None = None  # None = no limit
     holds: str | None = None  # Why it starts nothing more (a budget that is spent), in words; None = it does
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidTerms(
-                f"weight: {self.weight:g} is not above 0; use a positive number, or archive the project"
-            )
-        for name in ("guaranteed", "ceiling"):
-            for hardware, devices in getattr(self, name).items():
-                if not (math.isfinite(devices) and devices >= 0):
-                    raise InvalidTerms(
-                        f"{name}.{hardware}: {devices:g} is not a number of devices; use 0 or more"
-                    )
-        for hardware, devices in self.guaranteed.items():
-            ceiling = self.ceiling.get(hardware, math.inf)
-            if devices > ceiling:
-                raise InvalidTerms(
-                    f"guaranteed.{hardware}: {devices:g} is above the ceiling of {ceiling:g}; lower it, or "
-                    f"raise ceiling.{hardware}"
-                )
-        if (cap := self.concurrent_runs_per_user) is not None and cap < 0:
-            fix = "use 0 or more, or leave it out for no limit"
-            raise InvalidTerms(f"concurrent_runs_per_user: {cap} is below 0; {fix}")
 
 
 @dataclass(frozen=True, slots=True)
