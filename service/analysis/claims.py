@@ -324,7 +324,4 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
 def _untestable(metric: str, values: Mapping[int, float]) -> str | None:
     if len(values) < 2:
         return f"{'one seed' if values else 'no seed'} with {metric}; a claim needs at least two"
-    bad = sorted(seed_of(replicate) for replicate, value in values.items() if not math.isfinite(value))
-    if bad:
-        return f"a {metric} that is not finite at seed {bad[0]}; leave that seed out"
     return None

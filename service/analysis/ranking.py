@@ -53,19 +53,8 @@ def label_of(point: Mapping[str, Any]) -> str:
 
 
 def matrix(candidates: Sequence[Configuration], metrics: Sequence[str]) -> Matrix:
-    """Returns values (candidates, metrics); `AnalysisError` names all that lack one or have NaN there."""
-    if not candidates:
-        raise AnalysisError("there is nothing to compare: no run has a result")
-    if not metrics:
-        raise AnalysisError("no metrics given; name at least one")
-    rows = [[candidate.mean(metric) for metric in metrics] for candidate in candidates]
-    values = np.array(rows, dtype=float)  # None is NaN.
-    absent = np.argwhere(~np.isfinite(values))
-    if len(absent):
-        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
-    return values
+    """Returns means (candidates, metrics), which all candidates have."""
+    return np.array([[candidate.mean(metric) for metric in metrics] for candidate in candidates], dtype=float)
 
 
 _FIGURES: Mapping[Definitions, tuple[str, str, str, str]] = {
@@ -108,7 +97,9 @@ def normalised(candidates: Sequence[Configuration], criteria: Sequence[Criterion
 
 def rank(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
     """Returns the best (lowest) score first; ties keep their order."""
-    _check(criteria)
+    names = [criterion.metric for criterion in criteria]
+    if len(set(names)) < len(names):
+        raise AnalysisError("a metric has two weights; give each metric one")
     parts = normalised(candidates, criteria) * _signed(criteria)
     scores = parts.sum(axis=1)
     return [
@@ -116,7 +107,7 @@ def rank(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> 
             candidates[row].label,
             candidates[row].point,
             float(scores[row]),
-            {criterion.metric: float(parts[row, column]) for column, criterion in enumerate(criteria)},
+            dict(zip(names, parts[row].tolist(), strict=True)),
         )
         for row in np.argsort(scores, kind="stable")
     ]
@@ -125,17 +116,13 @@ def rank(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> 
 def sensitivity(
     candidates: Sequence[Configuration], criteria: Sequence[Criterion], metric: str
 ) -> list[WeightRange]:
-    """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps."""
-    _check(criteria)
-    names = [criterion.metric for criterion in criteria]
-    if metric not in names:
-        raise AnalysisError(f"'{metric}' has no weight; these have:  {', '.join(names)}")
-    at = names.index(metric)
-    weights = np.array([criterion.weight for criterion in criteria])
-    rest = weights.copy()
+    """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps.
+
+    `metric` is one of the criteria's, and another of them has weight too.
+    """
+    at = [criterion.metric for criterion in criteria].index(metric)
+    rest = np.array([criterion.weight for criterion in criteria])
     rest[at] = 0.0
-    if rest.sum() == 0:
-        raise AnalysisError(f"only '{metric}' has a weight; there is nothing to trade it off against")
     directions = np.sign(_signed([Criterion(c.metric, 1.0, c.better) for c in criteria]))
     values = normalised(candidates, criteria) * directions
     without = values @ (rest / rest.sum())
@@ -166,21 +153,6 @@ def _signed(criteria: Sequence[Criterion]) -> Matrix:
     return np.array(
         [criterion.weight if criterion.better == "lower" else -criterion.weight for criterion in criteria]
     )
-
-
-def _check(criteria: Sequence[Criterion]) -> None:
-    if not criteria:
-        raise AnalysisError("no weights given; give at least one metric a weight")
-    for criterion in criteria:
-        if not 0.0 <= criterion.weight < float("inf"):
-            raise AnalysisError(
-                f"weight {criterion.weight} of '{criterion.metric}' is not a number of 0 or more"
-            )
-    if sum(criterion.weight for criterion in criteria) == 0:
-        raise AnalysisError("all weights are 0, so all configurations score the same; give one a weight")
-    names = [criterion.metric for criterion in criteria]
-    if len(set(names)) < len(names):
-        raise AnalysisError("a metric has two weights; give each metric one")
 
 
 def frontier(

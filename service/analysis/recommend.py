@@ -66,8 +66,6 @@ def recommend(configurations: Sequence[Configuration], rules: Rules) -> ChosenCo
     Raises `AnalysisError` when nothing meets the constraints, naming the one that excludes most.
     """
     objective, constraints = rules.objective, rules.constraints
-    if not configurations:
-        raise AnalysisError("there is nothing to recommend: the experiment has no runs")
     excluded: dict[str, str] = {}
     eligible: list[Configuration] = []
     limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]

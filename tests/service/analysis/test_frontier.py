@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.analysis import AnalysisError
 from service.analysis.ranking import frontier
 from tests.service.analysis.building import candidate
 
@@ -42,8 +40,3 @@ def test_members_are_exactly_what_nothing_dominates(rows: list[tuple[int, int, i
         assert (str(number) in result) == bool(dominators)
         if dominators:
             assert set(result[str(number)]) == dominators - result.keys()
-
-
-def test_a_missing_metric_is_named() -> None:
-    with pytest.raises(AnalysisError, match="b has no t"):
-        frontier([candidate("a", {"t": 1.0}), candidate("b", {"t": None})], {"t": "lower"})

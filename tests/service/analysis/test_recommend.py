@@ -98,11 +98,6 @@ def test_nothing_that_meets_the_constraints_is_said_with_each_reason() -> None:
         recommend(GRID, objective="cost_usd", constraints=[impossible])
 
 
-def test_an_empty_experiment_is_refused() -> None:
-    with pytest.raises(AnalysisError, match="no runs"):
-        recommend([], objective="cost_usd")
-
-
 def noisy(label: str, cost: float, accuracies: tuple[float, ...]) -> Configuration:
     """A configuration whose accuracy differs much from seed to seed."""
     return Configuration(

@@ -207,17 +207,7 @@ def test_some_lack_a_figure_where_a_configuration_finished_without_it() -> None:
     assert not rows(one, other)._has("mrr")
 
 
-def test_what_is_missing_is_named_and_counted() -> None:
-    candidates = [candidate(str(number), {"t": math.nan, "c": None}) for number in range(3)]
-    with pytest.raises(
-        AnalysisError,
-        match=r"^0 has no t; 0 has no c; 1 has no t; 1 has no c; 2 has no t and 1 more; leave out",
-    ):
-        matrix(candidates, ["t", "c"])
-    with pytest.raises(AnalysisError, match=r"^0 has no t; leave out the metric or those runs$"):
-        matrix(candidates[:1], ["t"])
-    with pytest.raises(AnalysisError, match=r"^no metrics given; name at least one$"):
-        matrix(candidates, [])
+def test_means_are_in_the_order_of_the_metrics() -> None:
     assert matrix([candidate("a", {"t": 1, "c": 2.5})], ["c", "t"]).tolist() == [[2.5, 1.0]]
 
 
