@@ -147,7 +147,7 @@ class Driver:
             "the start of the driver",
         )
         spools = spool_folder(self._settings, self._id)
-        self._recorder = Recorder(lambda: self._store, spools, self._id, self._attempt)
+        self._recorder = Recorder(self._store, spools, self._id, self._attempt)
         with self._renewal():
             relay, sweep = self._begin()
         stops = EarlyStops(self._store, self._id, sweep.spec, self._note)

@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -95,13 +95,10 @@ def merge(reports: list[Report]) -> RecordBatch:
 
 
 class Recorder:
-    """Writes reports through a store, in a thread that connects again while that fails; thread-safe."""
+    """Writes reports through a store, in a thread that tries again while that fails; thread-safe."""
 
-    def __init__(
-        self, open_store: Callable[[], Store], folder: Path, experiment_id: int, attempt: int
-    ) -> None:
-        self._open_store = open_store
-        self._store: Store | None = None
+    def __init__(self, store: Store, folder: Path, experiment_id: int, attempt: int) -> None:
+        self._store = store
         self._folder, self._experiment_id, self._attempt = folder, experiment_id, attempt
         self._spool: Spool | None = None  # On the disk; None until the database first takes nothing
         self._inherited = left_behind(folder)
@@ -113,10 +110,13 @@ class Recorder:
         self._stop_attempts: dict[tuple[int, int], StopReason] = {}
         self._stale: set[tuple[int, int]] = set()
         self._away_until_s = 0.0
-        self._trouble: str | None = "the database has not been reached yet"
+        self.trouble: str | None = "the database has not been reached yet"
         """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
         self._closing = False
         self._figures = MetricBuffer()
+        store.database.observe_write = functools.partial(
+            self._figures.observe, "stillhouse_commit_seconds", process="recorder"
+        )
         self._figures_s = float("-inf")
         self._oldest_s: float | None = None
         """When the oldest report came that is not in the database, monotonic; None = there is none."""
@@ -152,7 +152,7 @@ class Recorder:
     def wait_until_stored(self, timeout_s: float) -> str | None:
         """Waits until no points of any attempt are left on the node's disk; returns why some are, or None."""
         deadline = time.monotonic() + timeout_s
-        while (trouble := self._trouble) is not None and time.monotonic() < deadline:
+        while (trouble := self.trouble) is not None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         return trouble
 
@@ -168,9 +168,8 @@ class Recorder:
             spool.close()
         with contextlib.suppress(OSError):
             self._folder.rmdir()  # Fails if anything waits in it, or is kept there.
-        if self._store is not None:
-            with contextlib.suppress(StoreError):
-                self._store.process_metrics.drop_gauges(self._source)
+        with contextlib.suppress(StoreError):
+            self._store.process_metrics.drop_gauges(self._source)
 
     def _answer(self, report: Report) -> Acknowledgement:
         stop = self._stop_all or self._stop_attempts.get((report.run_id, report.attempt))
@@ -212,7 +211,7 @@ class Recorder:
 
     def _due(self) -> bool:
         now = time.monotonic()
-        behind = self._trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
+        behind = self.trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
         return behind and now >= self._away_until_s
 
     def _keep(self, reports: list[Report]) -> bool:
@@ -226,9 +225,9 @@ class Recorder:
                 # Not even an unforeseen error may lose rows or end this thread.
                 self._away(error)
             else:
-                if self._trouble is not None:
+                if self.trouble is not None:
                     logger.info("the database takes points")
-                    self._trouble = None
+                    self.trouble = None
                 with self._lock:
                     # What came during the write waits for the next; its age is counted from here.
                     self._oldest_s = time.monotonic() if len(self._waiting) > len(reports) else None
@@ -244,12 +243,12 @@ class Recorder:
 
     def _away(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {_line(error)}"
-        if trouble != self._trouble:
+        if trouble != self.trouble:
             foreseen = isinstance(error, StoreError)
             logger.warning(
                 "spooling points to %s: %s", self._folder, trouble, exc_info=None if foreseen else error
             )
-        self._trouble = trouble
+        self.trouble = trouble
         self._away_until_s = time.monotonic() + RETRY_S
 
     # -- Figures -----------------------------------------------------------------------------------
@@ -264,7 +263,7 @@ class Recorder:
         self._figures.gauge("stillhouse_spool_bytes", float(spooled_bytes(self._folder)))
         rows = self._figures.taken()
         try:
-            self._connected().process_metrics.add(rows, source=self._source)
+            self._store.process_metrics.add(rows, source=self._source)
         except StoreError:
             self._figures.put_back(rows)
             raise
@@ -339,7 +338,6 @@ class Recorder:
 
     def _write(self, reports: list[Report]) -> None:
         if not reports:
-            self._connected()
             return
         for report in reports:
             if report.started is not None:
@@ -351,7 +349,7 @@ class Recorder:
     def _start(self, report: Report, started: Started) -> None:
         def begin(facts: Mapping[str, object]) -> None:
             try:
-                self._connected().attempts.run_started(
+                self._store.attempts.run_started(
                     report.run_id,
                     report.attempt,
                     total_steps=started.total_steps,
@@ -375,7 +373,7 @@ class Recorder:
     def _store_rows(self, batch: RecordBatch, splits: Iterable[int]) -> frozenset[tuple[int, int]]:
         """Stores a batch without rows that the database refuses; returns stale attempts, as (run, number)."""
         try:
-            return self._connected().recording.record(batch)
+            return self._store.recording.record(batch)
         except OutOfRange as error:
             refused: Exception = error
         except StoreError:
@@ -406,19 +404,9 @@ class Recorder:
     def _announce(self, kind: EventKind, message: str, run_id: int | None = None) -> None:
         logger.error("%s", message)
         try:
-            self._connected().drivers.note(
-                self._experiment_id, self._attempt, message, kind=kind, run_id=run_id
-            )
+            self._store.drivers.note(self._experiment_id, self._attempt, message, kind=kind, run_id=run_id)
         except StaleAttempt as error:
             logger.error("%s", error)
-
-    def _connected(self) -> Store:
-        if self._store is None:
-            self._store = self._open_store()
-            self._store.database.observe_write = functools.partial(
-                self._figures.observe, "stillhouse_commit_seconds", process="recorder"
-            )
-        return self._store
 
 
 def _line(error: Exception) -> str:

@@ -67,11 +67,12 @@ def test_rows_of_a_refused_recorder_are_stored_by_the_next(
     upgrade(writers.PROTOCOL + 1, writers.PROTOCOL + 1)
     with pytest.raises(StoreUnavailable, match="use the release that upgraded it"):
         store.recording.record(batch)
-    refused = Recorder(lambda: opened, tmp_path / "spool", experiment.id, 1)
+    refused = Recorder(opened, tmp_path / "spool", experiment.id, 1)
     assert not refused.submit(Report(run.id, attempt, rows=batch)).result(10).stale
     refused.close()
+    opened.close()
     upgrade(writers.PROTOCOL, writers.PROTOCOL)
-    later = Recorder(lambda: Store.open(settings), tmp_path / "spool", experiment.id, 2)
+    later = Recorder(store, tmp_path / "spool", experiment.id, 2)
     later.close()
     assert later.trouble is None
     assert [point.step for point in store.series.points(run.id, ["loss"])["loss"]] == [1, 2]

@@ -118,7 +118,7 @@ def test_a_stop_that_was_passed_on_does_not_end_the_next_attempt(begin, store, s
     """The run is retried before the driver looks again, and withdraws what it asked of the first attempt."""
     (calm, wild), early = begin(2, stop_diverging=3.0)
     experiment = store.runs.get(wild).experiment_id
-    recorder = Recorder(lambda: store, tmp_path / "spool", experiment, 1)
+    recorder = Recorder(store, tmp_path / "spool", experiment, 1)
     stops = StopRequests(recorder.request_stops)
     if by == "search":
         report(store, wild, "loss", list(range(1, 41)), [1.0] * 25 + [9.0] * 15)

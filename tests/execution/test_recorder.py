@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from service.config.settings import Settings
 from service.domain.events import EventKind
 from service.domain.process_metrics import MetricRow
 from service.domain.records import LogLine, MeasurementRow
@@ -91,7 +90,7 @@ def recorder(away: AwayStore, tmp_path: Path) -> Iterator[Recorder]:
 
 def recorder_of(store: AwayStore, tmp_path: Path, attempt: int = 1) -> Recorder:
     """A recorder of experiment 1."""
-    return Recorder(lambda: store, tmp_path / "spool", 1, attempt)  # type: ignore[arg-type, return-value]
+    return Recorder(store, tmp_path / "spool", 1, attempt)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -528,19 +527,14 @@ def test_nothing_is_acknowledged_when_neither_database_nor_disk_takes_it(
 
 
 def test_a_database_that_is_away_at_the_start_is_waited_for(
-    store: Store, run_id: int, tmp_path: Path, settings: Settings
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
 ) -> None:
-    tries = []
-
-    def open_store() -> Store:
-        tries.append(1)
-        if len(tries) < 2:
-            raise StoreUnavailable("away")
-        return Store.open(settings)
-
-    recorder = Recorder(open_store, tmp_path / "spool", 1, 1)
-    assert stored(recorder)
+    away.away = True
+    recorder = recorder_of(away, tmp_path)
     say(recorder, points(run_id, range(3)))
+    assert recorder.trouble == "StoreUnavailable: locked"
+    away.away = False
+    assert stored(recorder)
     recorder.close()
     assert steps_of(store, run_id) == [0, 1, 2]
 

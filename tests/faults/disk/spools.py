@@ -55,7 +55,7 @@ class Spools:
             damage = Damage("truncate", damage.start + 1, ends[-1], 0)
         damage.do(spool.path)
         with logged("service.recording") as lines:
-            recorder = Recorder(lambda: self._store, self._folder, self._experiment.id, 1)
+            recorder = Recorder(self._store, self._folder, self._experiment.id, 1)
             recorder.close()
         points, _ = self._store.series.points_page(self._run_id, "loss", min_step=first, max_step=first + 999)
         stored = {point.step for point in points}
