@@ -6,7 +6,6 @@ once that has come: intervals are widened by the error from then on (`service.fa
 """
 
 import itertools
-import logging
 import math
 import threading
 from collections import Counter, defaultdict
@@ -19,7 +18,6 @@ from sqlalchemy import Connection, Row, insert
 
 from service.config.hardware import Hardware, lookup
 from service.db import schema, statements
-from service.db.errors import StoreError
 from service.domain.access import DEFAULT_POOL, Visibility
 from service.domain.metrics import Span, finite
 from service.domain.serialization import to_json
@@ -43,9 +41,8 @@ from service.scheduling.queue import Queue
 from service.scheduling.situation import Newcomer, Seen, SituationReader
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
+from service.store.base import until_stopped
 from trainers.config import SHARERS
-
-logger = logging.getLogger(__name__)
 
 _x, _r, _f, _e = schema.experiments.c, schema.runs.c, schema.start_forecasts.c, schema.start_errors.c
 ERRORS = sa.select(schema.start_errors).order_by(_e.id)  # The oldest first
@@ -82,14 +79,7 @@ class StartForecasts:
         self._timed_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        while not stop.wait(EVERY_S):
-            try:
-                self.run_once()
-            except StoreError as error:
-                logger.warning("forecasts of starts wait for the database: %s", error)
-            except Exception:
-                # A queue that cannot be forecast must not end the forecasts of all later ones.
-                logger.exception("forecasting starts failed; trying again")
+        until_stopped(self.run_once, EVERY_S, "forecasts of starts", stop)
 
     def run_once(self) -> None:
         cluster = self._queue.cluster()
