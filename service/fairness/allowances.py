@@ -51,12 +51,6 @@ class _Pass:
         return Division(
             dict(sorted(self._lanes.given.items())),
             self._preemptions.decided(),
-            {
-                lane: max(0.0, states[lane].free) if states[lane].reserved_for is None else 0.0
-                for lane in states
-                if lane in self._lanes.capacity.devices
-            },
-            {lane: id for lane, state in states.items() if (id := state.reserved_for) is not None},
             self._lanes,
         )
 

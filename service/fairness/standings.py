@@ -42,19 +42,17 @@ class Division:
     allowances: Mapping[int, Mapping[str, float]]
     """Devices that experiments may hold, by id and hardware; those missing may hold nothing."""
     preemptions: tuple[Preemption, ...]  # Runs that stop at a checkpoint, and for whom
-    free: Mapping[Lane, float]  # Devices that stay free, without those kept for a large run
-    reserved_for: Mapping[Lane, int]  # Experiments for which free devices are kept
-    _lanes: Lanes
+    lanes: Lanes  # As the pass leaves them
 
     def handovers(self) -> tuple[Handover, ...]:
         by_id = attrgetter("experiment_id", "hardware")
-        return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
+        return tuple(sorted(handovers(self.lanes, self.preemptions), key=by_id))
 
     def project_score(self, name: str, lane: Lane) -> ShareScore:
-        state = self._lanes.states[lane]
+        state = self.lanes.states[lane]
         level = Level(
             {each: project.weight for each, project in state.projects.items()},
-            {each: self._lanes.used.get((each, lane), 0.0) for each in state.projects},
+            {each: self.lanes.used.get((each, lane), 0.0) for each in state.projects},
             state.capacity * state.price,
         )
         return level.score(name, state.projects[name].rate)
@@ -66,9 +64,9 @@ class Division:
         """
         excess: defaultdict[str, float] = defaultdict(float)
         totals: defaultdict[str, float] = defaultdict(float)
-        for lane, state in self._lanes.states.items():
+        for lane, state in self.lanes.states.items():
             projects = {name: project for name, project in state.projects.items() if project.weight}
-            used = {name: self._lanes.used.get((name, lane), 0.0) for name in projects}
+            used = {name: self.lanes.used.get((name, lane), 0.0) for name in projects}
             total_usd = math.fsum(used.values())
             weights = math.fsum(project.weight for project in projects.values())
             for name, project in projects.items():
@@ -77,11 +75,11 @@ class Division:
         return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
 
     def user_score(self, name: str, user: str, lane: Lane) -> ShareScore:
-        project = self._lanes.states[lane].projects[name]
+        project = self.lanes.states[lane].projects[name]
         level = Level(
             dict.fromkeys(project.users, 1.0),
-            {each: self._lanes.used_by(lane, name, each) for each in project.users},
-            self._lanes.entitled(self._lanes.states[lane], project),
+            {each: self.lanes.used_by(lane, name, each) for each in project.users},
+            self.lanes.entitled(self.lanes.states[lane], project),
         )
         return level.score(user, project.users[user].rate)
 
@@ -89,12 +87,12 @@ class Division:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self.preemptions}
         queues: dict[Lane, dict[int, defaultdict[UserLane, list[QueuedDemand]]]] = {}
-        for claimant in self._lanes.claimants:
+        for claimant in self.lanes.claimants:
             for number, demand in enumerate(claimant.demands):
                 lane = lane_of(claimant, demand)
-                if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
-                    project = self._lanes.states[lane].projects[claimant.project]
-                    priority = self._lanes.priority(claimant)
+                if demand.waiting > self.lanes.started[claimant.id, lane, demand.devices]:
+                    project = self.lanes.states[lane].projects[claimant.project]
+                    priority = self.lanes.priority(claimant)
                     entries = queues.setdefault(lane, {}).setdefault(priority, defaultdict(list))
                     entry = QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
                     entries[project.users[claimant.user]].append(entry)
@@ -127,20 +125,20 @@ class Division:
                 ahead[lane].append(claimant.id)
 
     def _reason(self, lane: Lane, user: UserLane, priority: int, demand: Demand) -> WaitingReason:
-        state = self._lanes.states[lane]
+        state = self.lanes.states[lane]
         reason = user.buckets[priority][demand.devices].closed
         if reason is not None and reason not in (WaitingReason.busy, WaitingReason.share):
             return reason
-        reason = self._lanes.limit(user, lane.hardware, demand.devices)
+        reason = self.lanes.limit(user, lane.hardware, demand.devices)
         if reason is not None:
             return reason
         if demand.devices > state.capacity + ROUNDING:
             return WaitingReason.no_capacity
-        return self._lanes.no_turn(state, user)
+        return self.lanes.no_turn(state, user)
 
     def _detail(self, user: UserLane, reason: WaitingReason, hardware: str) -> str | None:
         terms = user.project.terms
-        runs = self._lanes.runs[user.project.name, user.name]
+        runs = self.lanes.runs[user.project.name, user.name]
         limits = {
             WaitingReason.budget: terms.holds,
             WaitingReason.user_cap: f"{runs} of {terms.concurrent_runs_per_user} runs",
@@ -164,7 +162,7 @@ class Division:
                 user = min(left, key=order)
                 *_, claimant, demand = left[user].popleft()
                 yield next(position), lane, user, priority, claimant, demand
-                more[user] += demand.devices * self._lanes.states[lane].price
-                more[user.project] += demand.devices * self._lanes.states[lane].price
+                more[user] += demand.devices * self.lanes.states[lane].price
+                more[user.project] += demand.devices * self.lanes.states[lane].price
                 if not left[user]:
                     del left[user]

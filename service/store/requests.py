@@ -363,23 +363,19 @@ class Requesting(StorePart):
         remove: Collection[str] = (),
         actor: Actor = LOCAL_ACTOR,
     ) -> Experiment:
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         tags = _retagged(f"experiment {experiment_id}", before.tags, add, remove)
         message = f"tags: {', '.join(tags)}" if tags else "no tags"
         new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
-        return _set(connection, before, new, now, actor, {"tags": tags})
+        return self._set(connection, before, new, actor, tags=tags)
 
     @transaction
     def rename(
         self, connection: Connection, experiment_id: int, name: str, *, actor: Actor = LOCAL_ACTOR
     ) -> Experiment:
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         new = NewEvent(EventKind.experiment_renamed, f"renamed from {before.name}")
-        return _set(connection, before, new, now, actor, {"name": name})
+        return self._set(connection, before, new, actor, name=name)
 
     @transaction
     def annotate(
@@ -390,25 +386,33 @@ class Requesting(StorePart):
             raise BadValue(
                 "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
             )
-        now, text = self.clock(), storable(notes)
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before, text = _locked(connection, experiment_id), storable(notes)
         new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
-        return _set(connection, before, new, now, actor, {"notes": text})
+        return self._set(connection, before, new, actor, notes=text)
 
     @transaction
     def archive(
         self, connection: Connection, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
     ) -> Experiment:
         """Archives an experiment, which lists then leave out unless asked, or takes it back."""
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         if archived == (before.archived_s is not None):
             return before  # It stays archived since when it was.
         kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
         new = NewEvent(kind, kind.partition(".")[2])
-        return _set(connection, before, new, now, actor, {"archived_s": now if archived else None})
+        return self._set(connection, before, new, actor, archived_s=self.clock() if archived else None)
+
+    def _set(
+        self, connection: Connection, before: Experiment, new: NewEvent, actor: Actor, **fields: Any
+    ) -> Experiment:
+        """Sets fields of an experiment, unless they have these values already."""
+        old, now = {name: getattr(before, name) for name in fields}, self.clock()
+        if old == fields:
+            return before
+        connection.execute(statements.set_experiment(before.id, **_stored(fields)))
+        announce(connection, before.id, [new], now, actor)
+        note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
+        return read_experiment(connection, before.id)
 
 
 def cancel_experiment(connection: Connection, experiment_id: int, now: float, actor: Actor) -> Experiment:
@@ -433,6 +437,11 @@ def cancel_experiment(connection: Connection, experiment_id: int, now: float, ac
     else:
         return read_experiment(connection, experiment_id)
     return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
+
+
+def _locked(connection: Connection, experiment_id: int) -> Experiment:
+    lock_experiment(connection, experiment_id)
+    return read_experiment(connection, experiment_id)
 
 
 def _of(connection: Connection, experiment_id: int, ids: Collection[int]) -> list[int]:
@@ -520,21 +529,3 @@ def keep_summaries(run_ids: Collection[int]) -> sa.Update:
     summary = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
     of_runs = update(schema.attempts).where(_a.run_id.in_(list(run_ids)), summary.exists())
     return of_runs.values(summary=summary.scalar_subquery())
-
-
-def _set(
-    connection: Connection,
-    before: Experiment,
-    new: NewEvent,
-    now: float,
-    actor: Actor,
-    fields: dict[str, Any],
-) -> Experiment:
-    """Sets fields of an experiment, unless they have these values already."""
-    old = {name: getattr(before, name) for name in fields}
-    if old == fields:
-        return before
-    connection.execute(statements.set_experiment(before.id, **_stored(fields)))
-    announce(connection, before.id, [new], now, actor)
-    note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
-    return read_experiment(connection, before.id)

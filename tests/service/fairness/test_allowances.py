@@ -211,7 +211,8 @@ def test_free_devices_fit_no_run_that_may_start(situation: Situation) -> None:
     limited = {WaitingReason.budget, WaitingReason.user_cap, WaitingReason.ceiling}
     for waiting in division.waiting():
         if waiting.reason not in limited:
-            assert waiting.devices > division.free.get(lane(waiting.hardware), 0.0)
+            state = division.lanes.states[lane(waiting.hardware)]
+            assert waiting.devices > state.free or state.reserved_for is not None
 
 
 @given(situations())
@@ -472,7 +473,7 @@ def test_a_large_run_that_has_waited_long_gets_what_becomes_free() -> None:
     large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S)
     small = [experiment(2, "vision", running=3, preemptible=False), experiment(3, "vision", waiting=9)]
     division = divide(Situation(NOW_S, capacity(h100=4), [large, *small]))
-    assert division.reserved_for == {lane("h100"): 1}
+    assert division.lanes.states[lane("h100")].reserved_for == 1
     assert 3 not in division.allowances
     fresh = dataclasses.replace(large, queued_s=NOW_S - 1)
     assert 3 in divide(Situation(NOW_S, capacity(h100=4), [fresh, *small])).allowances
@@ -482,7 +483,8 @@ def test_devices_are_not_kept_for_a_large_run_that_others_hold_up_until_it_is_ol
     large = experiment(1, devices=4.0, waiting=1, queued_s=NOW_S - DRAINED_AFTER_S + 1)
     stays = experiment(2, "vision", running=3, preemptible=False)
     division = divide(Situation(NOW_S, capacity(h100=4), [large, stays, experiment(3, "speech", waiting=9)]))
-    assert (division.reserved_for, 3 in division.allowances) == ({}, True)
+    assert division.lanes.states[lane("h100")].reserved_for is None
+    assert 3 in division.allowances
 
 
 def test_a_large_run_that_comes_first_takes_what_others_hold_above_it() -> None:
