@@ -177,8 +177,7 @@ class _Pass:
         if devices <= state.free + ROUNDING:
             state.free -= devices
             state.smallest = min(state.smallest, devices)
-            given = self._lanes.given.setdefault(claimant.id, {})
-            given[state.lane.hardware] = given.get(state.lane.hardware, 0.0) + devices
+            self._lanes.given[claimant.id][state.lane.hardware] += devices
             self._lanes.started[claimant.id, state.lane, devices] += 1
         elif not self._preemptions.reclaim(state, bucket, claimant, mode):
             waited_s = self._lanes.now_s - waits_since_s(claimant)

@@ -201,7 +201,8 @@ class Lanes:
         self._held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         """Devices of projects, by hardware."""
         self.runs: Counter[tuple[str, str]] = Counter()  # Runs that hold devices, by (project, user)
-        self.given: dict[int, dict[str, float]] = {}  # Devices that experiments hold, by id and hardware
+        self.given: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Devices that experiments hold, by id and hardware."""
         self.started: Counter[tuple[int, Lane, float]] = Counter()
         """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
         self.claimants = situation.claimants
@@ -280,8 +281,7 @@ class Lanes:
         state = self.states[lane_of(claimant, demand)]
         devices = demand.running * demand.devices
         self.change(user, state, devices, demand.running)
-        given = self.given.setdefault(claimant.id, {})
-        given[demand.hardware] = given.get(demand.hardware, 0.0) + devices
+        self.given[claimant.id][demand.hardware] += devices
         state.free -= devices
         state.smallest = min(state.smallest, demand.devices)
         if claimant.preemptible and demand.devices > 0:

@@ -80,13 +80,7 @@ class Preemptions:
 
     def decided(self) -> tuple[Preemption, ...]:
         return tuple(
-            Preemption(
-                id,
-                hardware,
-                len(runs),
-                sum(each.demand.devices for each in runs),
-                for_id,
-            )
+            Preemption(id, hardware, len(runs), sum(each.demand.devices for each in runs), for_id)
             for (id, hardware, for_id), runs in sorted(self._taken.items(), key=itemgetter(0))
         )
 
