@@ -22,8 +22,7 @@ from scipy import special
 from benchmarks.families import ALPHA, Array, judge
 from service.analysis.claims import Family
 from service.analysis.effects import effects, orthonormal_contrasts
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.uncertainty import Resolution, of_blocks
 
 GRIDS = ((2, 2, 2), (2, 3), (4, 3))

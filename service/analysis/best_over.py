@@ -19,8 +19,7 @@ from service.analysis.answers import AnalysisError, BadQuestion, BestValue, Comp
 from service.analysis.cells import Side, sides
 from service.analysis.claims import Family
 from service.analysis.question import Question
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.repeats import means_by_seed
 from service.analysis.run_table import RunTable
 from service.analysis.uncertainty import Resolution

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.analysis.answers import AnalysisError
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.repeats import counts_repeats, replicate_of, seed_of
 from service.analysis.run_table import Column
 from service.domain.metrics import mixes_energy

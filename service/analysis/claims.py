@@ -31,7 +31,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,9 @@ class Family:
         self._corrected = self._correct(testable) if self.size <= MOST_PAIRS else None
 
     def claim(self, a: str, b: str) -> Claim:
-        _check(self.metric, self.sides[a], self.sides[b], self.margin, self.alpha)
+        for name, side in (("A", a), ("B", b)):
+            if reason := _untestable(self.metric, self.sides[side]):
+                raise AnalysisError(f"{name} has {reason}")
         claim, uncertainty = self._test(a, b)
         if self._corrected is not None:
             p_value, p_equivalent = self._corrected[frozenset((a, b))]
@@ -119,8 +121,8 @@ class Family:
     def _test(self, a: str, b: str) -> tuple[Claim, Uncertainty]:
         if (a, b) not in self._tests:
             of_units = (self._scores[a], self._scores[b]) if a in self._scores and b in self._scores else None
-            sample = _sample(self.metric, self.sides[a], self.sides[b], self._steps, of_units)
-            self._tests[a, b] = _tested(self.metric, sample, self.margin, self.alpha)
+            sides = self.sides[a], self.sides[b]
+            self._tests[a, b] = _tested(self.metric, *sides, self._steps, of_units, self.margin, self.alpha)
         return self._tests[a, b]
 
     def _correct(self, testable: Sequence[str]) -> Mapping[frozenset[str], tuple[float, float]]:
@@ -171,68 +173,6 @@ def _step_down(p_values: Sequence[float], factors: Sequence[int]) -> list[float]
     return corrected
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Values of both sides, (S_a,) and (S_b,), in one order where paired."""
-
-    a: Values
-    b: Values
-    seeds_a: int
-    seeds_b: int
-    pairs: int
-    uncertainty: Uncertainty
-    examples: int
-    resolution: float
-    at_resolution: bool
-    overall: float
-
-    @property
-    def difference(self) -> float:
-        return float(self.a.mean() - self.b.mean())
-
-
-def _sample(
-    metric: str,
-    a: Mapping[int, float],
-    b: Mapping[int, float],
-    resolution: Resolution,
-    scores: tuple[_Scores, _Scores] | None,
-) -> _Sample:
-    of = compared_values(a, b)
-    left, right, paired = of.a, of.b, of.pairs > 0
-    if min(len(left), len(right)) < 2:
-        raise AnalysisError(
-            f"A and B share fewer than two runs with {metric}, and one has a single seed; a claim needs two "
-            "seeds of both, or two repeats of a seed that both ran"
-        )
-    difference = left.mean() - right.mean()
-    least = resolution.run_variance(np.concatenate((left, right)), difference)
-    if paired:
-        seeds = of_pairs(left - right, least)
-        spread, at_least = (left - right).var(ddof=1), 2.0 * least
-    else:
-        seeds = of_two_samples(left, right, least)
-        spread, at_least = min(left.var(ddof=1), right.var(ddof=1)), least
-    tables = None
-    if scores is not None:
-        of_a, of_b = _rows(scores[0], of.of_a, left), _rows(scores[1], of.of_b, right)
-        tables = None if of_a is None or of_b is None else (of_a, of_b)
-    return _Sample(
-        left,
-        right,
-        len({*map(seed_of, of.of_a)}),
-        len({*map(seed_of, of.of_b)}),
-        of.pairs,
-        seeds if tables is None else _over_examples(seeds, *tables, paired=paired),
-        0 if tables is None else tables[0].shape[1],
-        math.sqrt(float(least)),
-        bool(spread < at_least),
-        statistics.fmean(a.values()) - statistics.fmean(b.values())
-        if paired or len(left) + len(right) < len(a) + len(b)
-        else float(difference),
-    )
-
-
 def _tables(scores: Mapping[str, UnitScores]) -> dict[str, _Scores]:
     """Returns each run's scores as an array (n,), on the examples of the first run, in one order."""
     first = next((run for of in scores.values() for run in of.values()), {})
@@ -273,48 +213,73 @@ def _residual(table: Values) -> Values:
     )
 
 
-def _tested(metric: str, sample: _Sample, margin: float | None, alpha: float) -> tuple[Claim, Uncertainty]:
-    uncertainty, difference = sample.uncertainty, sample.difference
-    reach = float(uncertainty.reach(alpha))
-    mean_b = float(sample.b.mean())
-    relative_low, relative_high = _relative(sample, reach, alpha)
+def _tested(
+    metric: str,
+    a: Mapping[int, float],
+    b: Mapping[int, float],
+    resolution: Resolution,
+    scores: tuple[_Scores, _Scores] | None,
+    margin: float | None,
+    alpha: float,
+) -> tuple[Claim, Uncertainty]:
+    """Returns the claim of two sides by themselves, without a verdict."""
+    of = compared_values(a, b)
+    left, right, paired = of.a, of.b, of.pairs > 0
+    if min(len(left), len(right)) < 2:
+        raise AnalysisError(
+            f"A and B share fewer than two runs with {metric}, and one has a single seed; a claim needs two "
+            "seeds of both, or two repeats of a seed that both ran"
+        )
+    difference = float(left.mean() - right.mean())
+    least = float(resolution.run_variance(np.concatenate((left, right)), difference))
+    if paired:
+        uncertainty = of_pairs(left - right, least)
+        spread, at_least = (left - right).var(ddof=1), 2.0 * least
+    else:
+        uncertainty = of_two_samples(left, right, least)
+        spread, at_least = min(left.var(ddof=1), right.var(ddof=1)), least
+    examples = 0
+    if scores is not None:
+        of_a, of_b = _rows(scores[0], of.of_a, left), _rows(scores[1], of.of_b, right)
+        if of_a is not None and of_b is not None:
+            uncertainty, examples = _over_examples(uncertainty, of_a, of_b, paired=paired), of_a.shape[1]
+    overall = difference
+    if paired or len(left) + len(right) < len(a) + len(b):
+        overall = statistics.fmean(a.values()) - statistics.fmean(b.values())
+    reach, size = float(uncertainty.reach(alpha)), abs(float(right.mean()))
+    relative: tuple[float, float] | tuple[None, None] = (None, None)
+    if size and not examples and min(left.min(), right.min()) > 0.0:
+        relative = relative_interval(left, right, least, alpha, paired=paired)
+    elif size:
+        relative = (difference - reach) / size, (difference + reach) / size
     claim = Claim(
         metric=metric,
-        mean_a=float(sample.a.mean()),
-        mean_b=mean_b,
+        mean_a=float(left.mean()),
+        mean_b=float(right.mean()),
         difference=difference,
-        relative=difference / abs(mean_b) if mean_b else None,
-        relative_low=relative_low,
-        relative_high=relative_high,
+        relative=difference / size if size else None,
+        relative_low=relative[0],
+        relative_high=relative[1],
         error=float(uncertainty.error),
         low=difference - reach,
         high=difference + reach,
-        interval="two-way" if sample.examples else "Student's t",
-        test=_TESTS[sample.pairs > 0, sample.examples > 0],
+        interval="two-way" if examples else "Student's t",
+        test=_TESTS[paired, examples > 0],
         p_value=uncertainty.p_value(difference),
         p_equivalent=None if margin is None else _equivalence(uncertainty, difference, margin),
-        pairs=sample.pairs,
-        seeds_a=sample.seeds_a,
-        seeds_b=sample.seeds_b,
-        examples=sample.examples,
-        resolution=sample.resolution,
-        at_resolution=sample.at_resolution,
+        pairs=of.pairs,
+        seeds_a=len({*map(seed_of, of.of_a)}),
+        seeds_b=len({*map(seed_of, of.of_b)}),
+        examples=examples,
+        resolution=math.sqrt(least),
+        at_resolution=bool(spread < at_least),
         margin=margin,
         claims=1,
-        reversed=sample.overall * difference <= 0.0 and difference != 0.0,
+        reversed=overall * difference <= 0.0 and difference != 0.0,
         verdict="undecided",
         more_seeds=None,
     )
     return claim, uncertainty
-
-
-def _relative(sample: _Sample, reach: float, alpha: float) -> tuple[float, float] | tuple[None, None]:
-    mean_b = abs(float(sample.b.mean()))
-    if mean_b == 0.0:
-        return None, None
-    if sample.examples or min(sample.a.min(), sample.b.min()) <= 0.0:
-        return (sample.difference - reach) / mean_b, (sample.difference + reach) / mean_b
-    return relative_interval(sample.a, sample.b, sample.resolution**2, alpha, paired=sample.pairs > 0)
 
 
 def _equivalence(uncertainty: Uncertainty, difference: float, margin: float) -> float:
@@ -356,22 +321,7 @@ def _more_seeds(claim: Claim, uncertainty: Uncertainty, alpha: float) -> int | N
     return max(1, needed - present)
 
 
-def _check(
-    metric: str, a: Mapping[int, float], b: Mapping[int, float], margin: float | None, alpha: float
-) -> None:
-    for side, values in (("A", a), ("B", b)):
-        if reason := _untestable(metric, values):
-            raise AnalysisError(f"{side} has {reason}")
-    if margin is not None and not 0 < margin < math.inf:
-        raise AnalysisError(f"margin {margin} is not a positive number of {metric}'s unit")
-    if not 0 < alpha < 1:
-        raise AnalysisError(f"alpha {alpha} is not between 0 and 1")
-
-
 def _untestable(metric: str, values: Mapping[int, float]) -> str | None:
     if len(values) < 2:
         return f"{'one seed' if values else 'no seed'} with {metric}; a claim needs at least two"
-    bad = sorted(seed_of(replicate) for replicate, value in values.items() if not math.isfinite(value))
-    if bad:
-        return f"a {metric} that is not finite at seed {bad[0]}; leave that seed out"
     return None

@@ -6,8 +6,9 @@ of a cell (`service.analysis.repeats`), so that it never contains the effect of 
 """
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,18 @@ from service.domain.metrics import Metric, Spread, mixes_energy
 from service.domain.records import Run
 from service.domain.states import RUN_STATES_WITH_RESULT, RunState
 
+Of = TypeVar("Of")
 Figures = npt.NDArray[np.float64]
 Column = Callable[[str], Figures]  # A figure of all runs (N,) by its name, NaN where missing
+Further = Callable[[Sequence[Run]], Mapping[str, Any]]  # Further fields of the row of some runs
 
 
 def compare(
-    runs: Sequence[Run], axes: Sequence[str], metrics: Sequence[Metric], column: Column
+    runs: Sequence[Run],
+    axes: Sequence[str],
+    metrics: Sequence[Metric],
+    column: Column,
+    further: Further = lambda runs: {},
 ) -> ComparisonAnswer:
     """Sets runs in grid order side by side, a row per point of `axes`, without claims and notes."""
     grouped: dict[tuple[Any, ...], list[int]] = {}
@@ -32,10 +39,8 @@ def compare(
         key = tuple([_hashable(run.point.get(name)) for name in axes])
         grouped.setdefault(key, []).append(position)
     spreads = _spreads(runs, list(grouped.values()), metrics, column)
-    rows = tuple(
-        _row(axes, [runs[position] for position in members], figures)
-        for members, figures in zip(grouped.values(), spreads, strict=True)
-    )
+    members = ([runs[position] for position in positions] for positions in grouped.values())
+    rows = tuple(_row(axes, of, figures, further(of)) for of, figures in zip(members, spreads, strict=True))
     best = _best(rows, metrics)
     return ComparisonAnswer(tuple(axes), tuple(metrics), rows, best, claims=(), notes=())
 
@@ -45,13 +50,11 @@ def _hashable(value: Any) -> Any:
     return (type(value), value) if isinstance(value, str | int | float | bool | None) else json.dumps(value)
 
 
-def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread | None]) -> ComparedRow:
+def _row(
+    axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread | None], more: Mapping[str, Any]
+) -> ComparedRow:
     results = [run for run in members if run.state in RUN_STATES_WITH_RESULT]
-    failures: dict[str, int] = {}
-    for run in members:
-        if run.state is RunState.failed:
-            name = str(run.failure_class or "unknown")
-            failures[name] = failures.get(name, 0) + 1
+    failed = (run for run in members if run.state is RunState.failed)
     provenances = {run.energy_provenance for run in results if run.energy_provenance is not None}
     provenance = "mixed" if len(provenances) > 1 else next(iter(provenances), None)
     for name in figures:
@@ -65,8 +68,9 @@ def _row(axes: Sequence[str], members: Sequence[Run], figures: dict[str, Spread 
         finished=len(results),
         planned=len(members),
         incomplete=sum(run.state is RunState.stopped for run in results),
-        failures=failures,
+        failures=dict(Counter(str(run.failure_class or "unknown") for run in failed)),
         energy_provenance=provenance,
+        **more,
     )
 
 
@@ -117,14 +121,15 @@ def _spreads(
 def _best(rows: Sequence[ComparedRow], metrics: Sequence[Metric]) -> dict[str, int]:
     best: dict[str, int] = {}
     for metric in metrics:
-        means = [
-            (figure.mean, position)
-            for position, row in enumerate(rows)
-            if (figure := row.figures[metric.name]) is not None
-        ]
-        if len(means) > 1:
-            pick = min if metric.better == "lower" else max
-            winner = pick(means, key=lambda entry: entry[0])
-            if sum(mean == winner[0] for mean, _ in means) == 1:
-                best[metric.name] = winner[1]
+        figures = ((position, row.figures[metric.name]) for position, row in enumerate(rows))
+        means = {position: figure.mean for position, figure in figures if figure is not None}
+        if (winner := only_best(means, metric)) is not None:
+            best[metric.name] = winner
     return best
+
+
+def only_best(means: Mapping[Of, float], metric: Metric) -> Of | None:
+    """Whose mean is better than all others; None = there are no others, or several are best."""
+    best = (min if metric.better == "lower" else max)(means.values(), default=None)
+    winners = [of for of, mean in means.items() if mean == best]
+    return winners[0] if len(winners) == 1 < len(means) else None

@@ -24,8 +24,7 @@ from scipy import linalg, stats
 from service.analysis.answers import AnalysisError, Claim, Effects, LevelEffect, Scale, Term
 from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.repeats import seed_of, units_of
 from service.analysis.uncertainty import Resolution, of_blocks, resolution_of
 from service.domain.formats import axis_value
@@ -50,7 +49,7 @@ def effects(
 
     Raises:
         AnalysisError: no axis with two values, no effect with two seeds on both sides, or values that are not
-            finite, or not positive on the ratio scale.
+            positive on the ratio scale.
     """
     cells = [configuration for configuration in configurations if configuration.figures.get(metric)]
     grid = _grid(metric, cells, scale)
@@ -216,10 +215,6 @@ def _grid(metric: str, cells: Sequence[Configuration], scale: Scale) -> _Grid:
     figures = np.full((len(cells), len(seeds)), math.nan)
     for row, cell in enumerate(cells):
         for seed, value in cell.figures[metric].items():
-            if not math.isfinite(value):
-                raise AnalysisError(
-                    f"{metric} of {cell.label} is not finite at seed {seed_of(seed)}; leave it out"
-                )
             figures[row, seeds[seed]] = value
     if scale == "ratio" and np.nanmin(figures) <= 0:
         raise AnalysisError(f"{metric} is 0 or less in some run; ratios need positive values")

@@ -6,8 +6,10 @@ hardware stand together; where their claims disagree, the guideline says so and 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from service.analysis.answers import (
     EVERYTHING,
@@ -30,6 +32,8 @@ from service.domain.metrics import Metric
 from service.domain.records import Experiment
 from service.domain.states import EXPERIMENT_STATES_WITH_RESULT
 from service.store import Store
+
+Found = TypeVar("Found")
 
 _ALPHA = 0.05
 _MIRRORED: Mapping[Finding, Finding] = {"A is better": "B is better", "B is better": "A is better"}
@@ -121,7 +125,7 @@ class _Collected:
         try:
             of_task = replace(table, runs=tuple(run for run in table.runs if run.task == task), references=())
             question = Question(of_task)
-            chosen = [name for name in self._metrics if self._knows(question, name)]
+            chosen = [name for name in self._metrics if self._found(question.metric, name)]
             varied = [
                 axis
                 for axis in question.axes
@@ -129,8 +133,8 @@ class _Collected:
             ]
             self._axes |= dict.fromkeys(varied)
             if self._by:
-                wanted = [axis for name in self._by if (axis := self._axis(question, name)) in varied]
-                varied = list(dict.fromkeys(wanted))
+                wanted = [self._found(partial(question.axis, parameter="by"), name) for name in self._by]
+                varied = [axis for axis in dict.fromkeys(wanted) if axis in varied]
         except AnalysisError as error:
             self._left_out[str(id)] = str(error)
             return
@@ -154,22 +158,14 @@ class _Collected:
                     self._families.add((id, axis, task, pair.metric))
             yield answer
 
-    def _knows(self, question: Question, name: str) -> bool:
+    def _found(self, find: Callable[[str], Found], word: str) -> Found | None:
         try:
-            question.metric(name)
+            found = find(word)
         except BadQuestion as error:
-            self._unknown[name] = error
-            return False
-        self._named.add(name)
-        return True
-
-    def _axis(self, question: Question, name: str) -> str | None:
-        try:
-            axis = question.axis(name, "by")
-        except BadQuestion:
+            self._unknown[word] = error
             return None
-        self._named.add(name)
-        return axis
+        self._named.add(word)
+        return found
 
     def guide(self) -> Guide:
         for name in self._by:

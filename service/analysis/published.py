@@ -13,8 +13,7 @@ from scipy import special
 
 from service.analysis.answers import BadQuestion, Condition, PublishedComparison, PublishedFigure
 from service.analysis.question import Question
-from service.analysis.ranking import label_of
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration, label_of
 from service.analysis.repeats import means_by_seed, units_of
 from service.analysis.run_table import flat_spec
 from service.config.document import RefusedDocument, load_yaml

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -37,19 +36,28 @@ from service.analysis.answers import (
 )
 from service.analysis.cells import Side, sides
 from service.analysis.claims import MOST_PAIRS, Family
-from service.analysis.comparison import compare
+from service.analysis.comparison import compare, only_best
 from service.analysis.effects import effects, sentences
-from service.analysis.ranking import OCCUPANCY, STRATEGIES, frontier, label_of, rank, sensitivity, strategies
-from service.analysis.recommend import Configuration, Rules, recommend, recommend_per
+from service.analysis.ranking import (
+    OCCUPANCY,
+    STRATEGIES,
+    Configuration,
+    frontier,
+    label_of,
+    rank,
+    sensitivity,
+    strategies,
+)
+from service.analysis.recommend import Rules, recommend, recommend_per
 from service.analysis.repeats import agreement, agreement_notes
 from service.analysis.rows import Rows, is_at
 from service.analysis.speedup import WorkerShape, is_rate, ratio_of, scales, scaling, times_to_target
 from service.analysis.words import correction_words, steps_words, test_words
 from service.config.suggestions import nearest
-from service.domain.ledger import Account, interruptions
+from service.domain.ledger import interruptions
 from service.domain.metrics import MARGINS, Metric, scale_of, spent_metrics
-from service.domain.neighbours import Neighbour, counted
-from service.domain.records import PointRow
+from service.domain.neighbours import counted
+from service.domain.records import PointRow, Run
 from trainers.metrics import TEST_SCORES, Better
 from trainers.tasks.info import NO_LOSS
 
@@ -103,8 +111,8 @@ class Question(Rows):
             if pair[0] == pair[1]:
                 raise BadQuestion("b", "a and b are the same; a comparison needs two sides")
         axes = self._axes(by) if by or pair is None else tuple(pair[0])
-        table = compare(self.run_table.runs, axes, chosen, self._column)
-        rows = self._with_company(table)
+        table = compare(self.run_table.runs, axes, chosen, self._column, self._company)
+        rows = table.rows
         tested: tuple[TestedPair, ...] = ()
         notes = self._notes(chosen)
         notes += [f"{row.label}: {row.interruptions.words}" for row in rows if row.interruptions]
@@ -126,7 +134,6 @@ class Question(Rows):
                     del best[pair_of.metric]
         return replace(
             table,
-            rows=rows,
             best=best,
             claims=tested,
             notes=tuple(notes),
@@ -148,30 +155,16 @@ class Question(Rows):
         times = columns.pop("total_time_s")
         yield from agreement([runs[at] for at in whole], columns, times)
 
-    def _with_company(self, table: ComparisonAnswer) -> tuple[ComparedRow, ...]:
-        shared: Counter[str] = Counter()
-        causes: dict[str, list[tuple[Neighbour, ...]]] = {}
-        charged: dict[str, list[tuple[Account, float] | None]] = {}
-        for positions in self._positions:
-            runs = [self.run_table.runs[at] for at in positions]
-            label = label_of({axis: runs[0].point.get(axis) for axis in table.axes})
-            charged.setdefault(label, []).extend(
-                self.run_table.on_markets.get(run.id) for run in runs if run.attempt
-            )
-            shared[label] += sum(run.id in self.run_table.shared for run in runs)
-            causes.setdefault(label, []).extend(
-                self.run_table.disturbed[run.id] for run in runs if run.id in self.run_table.disturbed
-            )
-        return tuple(
-            replace(
-                row,
-                shared=shared[row.label],
-                disturbed=len(causes.get(row.label, ())),
-                disturbed_by=counted(causes.get(row.label, ())),
-                interruptions=interruptions(charged.get(row.label, ())),
-            )
-            for row in table.rows
-        )
+    def _company(self, runs: Sequence[Run]) -> dict[str, Any]:
+        """Fields of a row about others on its runs' devices, and about interruptions of these."""
+        table = self.run_table
+        causes = [table.disturbed[run.id] for run in runs if run.id in table.disturbed]
+        return {
+            "shared": sum(run.id in table.shared for run in runs),
+            "disturbed": len(causes),
+            "disturbed_by": counted(causes),
+            "interruptions": interruptions([table.on_markets.get(run.id) for run in runs if run.attempt]),
+        }
 
     def _kernels(self, rows: Sequence[ComparedRow], kernels: KernelFigures) -> Iterator[KernelRow]:
         for row in rows:
@@ -207,10 +200,8 @@ class Question(Rows):
                 for side in every
                 if (of := side.values[metric.name].values())
             }
-            pick = min if metric.better == "lower" else max
-            winners = [label for label, mean in means.items() if mean == pick(means.values())]
-            if len(means) > 1 and len(winners) == 1 and winners[0] in positions:
-                best[metric.name] = positions[winners[0]]
+            if (winner := only_best(means, metric)) in positions:
+                best[metric.name] = positions[winner]
         return best
 
     def claims_against(self, label: str, metrics: Sequence[str]) -> tuple[TestedPair, ...]:
@@ -362,7 +353,7 @@ class Question(Rows):
         candidates, left_out = self._candidates(present)
         dominated = frontier(candidates, {metric.name: metric.better for metric in present})
         members = [
-            FrontierMember(c.label, c.point, {n: v for n, v in c.values.items() if v is not None})
+            FrontierMember(c.label, c.point, {m.name: c.mean(m.name) or 0.0 for m in present})
             for c in candidates
         ]
         return FrontierAnswer(

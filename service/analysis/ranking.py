@@ -6,6 +6,7 @@ lowest wins. Seven named strategies order time, cost and energy by weight. They 
 the weight at which the winner changes is found exactly, as a corner of a lower envelope of lines.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from service.analysis.answers import AnalysisError, Criterion, Definitions, ScoredConfiguration, WeightRange
 from service.domain.formats import axis_value
-from service.domain.grid import AxisValue
 from trainers.metrics import Better
 
 Matrix = npt.NDArray[np.float64]
@@ -32,10 +32,18 @@ _WEIGHTS: Mapping[str, tuple[float, float, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Configuration:
+    """One cell of the grid."""
+
     label: str
-    values: Mapping[str, float | None]
-    point: Mapping[str, AxisValue] = field(default_factory=dict, compare=False)
+    point: Mapping[str, Any]
+    figures: dict[str, Mapping[int, float]]  # By metric, then by replicate
+    failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
+    runs: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
+
+    def mean(self, metric: str) -> float | None:
+        values = self.figures.get(metric)
+        return statistics.fmean(values.values()) if values else None
 
 
 def label_of(point: Mapping[str, Any]) -> str:
@@ -44,20 +52,9 @@ def label_of(point: Mapping[str, Any]) -> str:
     )
 
 
-def matrix(candidates: Sequence[Candidate], metrics: Sequence[str]) -> Matrix:
-    """Returns values (candidates, metrics); `AnalysisError` names all that lack one or have NaN there."""
-    if not candidates:
-        raise AnalysisError("there is nothing to compare: no run has a result")
-    if not metrics:
-        raise AnalysisError("no metrics given; name at least one")
-    rows = [[candidate.values.get(metric) for metric in metrics] for candidate in candidates]
-    values = np.array(rows, dtype=float)  # None is NaN.
-    absent = np.argwhere(~np.isfinite(values))
-    if len(absent):
-        named = [f"{candidates[row].label} has no {metrics[column]}" for row, column in absent[:5]]
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        raise AnalysisError("; ".join(named) + more + "; leave out the metric or those runs")
-    return values
+def matrix(candidates: Sequence[Configuration], metrics: Sequence[str]) -> Matrix:
+    """Returns means (candidates, metrics), which all candidates have."""
+    return np.array([[candidate.mean(metric) for metric in metrics] for candidate in candidates], dtype=float)
 
 
 _FIGURES: Mapping[Definitions, tuple[str, str, str, str]] = {
@@ -85,7 +82,7 @@ def strategies(definitions: Definitions) -> Mapping[str, tuple[Criterion, ...]]:
 STRATEGIES = strategies(Definitions.stillhouse)
 
 
-def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> Matrix:
+def normalised(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> Matrix:
     """Returns values divided by each metric's largest (candidates, criteria), 0 if all are 0."""
     values = matrix(candidates, [criterion.metric for criterion in criteria])
     if (values < 0).any():
@@ -98,9 +95,11 @@ def normalised(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -
     return values / np.where(largest > 0, largest, 1.0)
 
 
-def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
+def rank(candidates: Sequence[Configuration], criteria: Sequence[Criterion]) -> list[ScoredConfiguration]:
     """Returns the best (lowest) score first; ties keep their order."""
-    _check(criteria)
+    names = [criterion.metric for criterion in criteria]
+    if len(set(names)) < len(names):
+        raise AnalysisError("a metric has two weights; give each metric one")
     parts = normalised(candidates, criteria) * _signed(criteria)
     scores = parts.sum(axis=1)
     return [
@@ -108,26 +107,22 @@ def rank(candidates: Sequence[Candidate], criteria: Sequence[Criterion]) -> list
             candidates[row].label,
             candidates[row].point,
             float(scores[row]),
-            {criterion.metric: float(parts[row, column]) for column, criterion in enumerate(criteria)},
+            dict(zip(names, parts[row].tolist(), strict=True)),
         )
         for row in np.argsort(scores, kind="stable")
     ]
 
 
 def sensitivity(
-    candidates: Sequence[Candidate], criteria: Sequence[Criterion], metric: str
+    candidates: Sequence[Configuration], criteria: Sequence[Criterion], metric: str
 ) -> list[WeightRange]:
-    """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps."""
-    _check(criteria)
-    names = [criterion.metric for criterion in criteria]
-    if metric not in names:
-        raise AnalysisError(f"'{metric}' has no weight; these have:  {', '.join(names)}")
-    at = names.index(metric)
-    weights = np.array([criterion.weight for criterion in criteria])
-    rest = weights.copy()
+    """Returns who wins at which share of the total weight, in ranges that cover [0, 1] without gaps.
+
+    `metric` is one of the criteria's, and another of them has weight too.
+    """
+    at = [criterion.metric for criterion in criteria].index(metric)
+    rest = np.array([criterion.weight for criterion in criteria])
     rest[at] = 0.0
-    if rest.sum() == 0:
-        raise AnalysisError(f"only '{metric}' has a weight; there is nothing to trade it off against")
     directions = np.sign(_signed([Criterion(c.metric, 1.0, c.better) for c in criteria]))
     values = normalised(candidates, criteria) * directions
     without = values @ (rest / rest.sum())
@@ -160,22 +155,9 @@ def _signed(criteria: Sequence[Criterion]) -> Matrix:
     )
 
 
-def _check(criteria: Sequence[Criterion]) -> None:
-    if not criteria:
-        raise AnalysisError("no weights given; give at least one metric a weight")
-    for criterion in criteria:
-        if not 0.0 <= criterion.weight < float("inf"):
-            raise AnalysisError(
-                f"weight {criterion.weight} of '{criterion.metric}' is not a number of 0 or more"
-            )
-    if sum(criterion.weight for criterion in criteria) == 0:
-        raise AnalysisError("all weights are 0, so all configurations score the same; give one a weight")
-    names = [criterion.metric for criterion in criteria]
-    if len(set(names)) < len(names):
-        raise AnalysisError("a metric has two weights; give each metric one")
-
-
-def frontier(candidates: Sequence[Candidate], metrics: Mapping[str, Better]) -> dict[str, tuple[str, ...]]:
+def frontier(
+    candidates: Sequence[Configuration], metrics: Mapping[str, Better]
+) -> dict[str, tuple[str, ...]]:
     """Returns what is not in the Pareto set, with its dominators there; equal ones do not dominate."""
     values = matrix(candidates, list(metrics))
     costs = values * np.array([1.0 if better == "lower" else -1.0 for better in metrics.values()])

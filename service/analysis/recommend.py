@@ -6,31 +6,16 @@ with the most accurate configuration on accuracy. All were picked from the figur
 on, so their claims are those of the family of all pairs.
 """
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from service.analysis.answers import AnalysisError, ChosenConfiguration, Claim, PerValue
 from service.analysis.claims import Family
+from service.analysis.ranking import Configuration
 from service.analysis.words import correction_words
 from service.domain.metrics import MARGINS
 from trainers.metrics import Better
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """One cell of the grid."""
-
-    label: str
-    point: Mapping[str, Any]
-    figures: dict[str, Mapping[int, float]]  # By metric, then by replicate
-    failures: Mapping[int, str]  # In words by seed, such as `does not fit (out_of_memory)`
-    runs: dict[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)  # Ids behind each figure
-
-    def mean(self, metric: str) -> float | None:
-        values = self.figures.get(metric)
-        return statistics.fmean(values.values()) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +66,6 @@ def recommend(configurations: Sequence[Configuration], rules: Rules) -> ChosenCo
     Raises `AnalysisError` when nothing meets the constraints, naming the one that excludes most.
     """
     objective, constraints = rules.objective, rules.constraints
-    if not configurations:
-        raise AnalysisError("there is nothing to recommend: the experiment has no runs")
     excluded: dict[str, str] = {}
     eligible: list[Configuration] = []
     limits = [(constraint, constraint.value) for constraint in constraints if constraint.is_limit]

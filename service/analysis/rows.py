@@ -14,8 +14,8 @@ from service.analysis.answers import AnalysisError, BadQuestion, Criterion
 from service.analysis.cells import Side, add_figures, cells_of, configurations
 from service.analysis.claims import UnitScores
 from service.analysis.drift import drifts
-from service.analysis.ranking import Candidate, label_of
-from service.analysis.recommend import Configuration, Constraint
+from service.analysis.ranking import Configuration, label_of
+from service.analysis.recommend import Constraint
 from service.analysis.run_table import Column, RunTable
 from service.analysis.uncertainty import Resolution, resolution_of
 from service.analysis.words import metric_of
@@ -221,14 +221,13 @@ class Rows:
             any(self._is_finished[at] for at in cell) and having.isdisjoint(cell) for cell in self._positions
         )
 
-    def _candidates(self, metrics: Sequence[Metric]) -> tuple[list[Candidate], dict[str, str]]:
-        candidates: list[Candidate] = []
+    def _candidates(self, metrics: Sequence[Metric]) -> tuple[list[Configuration], dict[str, str]]:
+        candidates: list[Configuration] = []
         left_out: dict[str, str] = {}
         for cell in self.cells(metrics):
-            values = {metric.name: cell.mean(metric.name) for metric in metrics}
-            missing = [name for name, value in values.items() if value is None]
+            missing = [metric.name for metric in metrics if not cell.figures[metric.name]]
             if not missing:
-                candidates.append(Candidate(cell.label, values, cell.point))
+                candidates.append(cell)
             elif len(missing) == len(metrics) and cell.failures:
                 left_out[cell.label] = "; ".join(sorted(set(cell.failures.values())))
             else:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from service.analysis.answers import Ratio, ScalingRow, TimeToTarget
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration
 from service.analysis.repeats import compared_values
 from service.analysis.uncertainty import Resolution, relative_interval
 from service.domain.grid import fields_of

@@ -20,9 +20,10 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from service.config.settings import DECLARED, Settings
@@ -42,6 +43,7 @@ _MANIFEST = "manifest.json"
 _DUMP = "database"
 _TRANSIENT = ("ray", "spool")  # Folders of an experiment that belong to its running processes
 _CHUNK_BYTES = 1 << 20
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)  # Of a document that is not a manifest
 LOCK_TIMEOUT_S = 30  # How long PostgreSQL's tools wait for tables that others hold locked
 
 
@@ -199,20 +201,27 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> dict[str, Any]:
         status = os.fstat(stream.fileno())
         member = tarfile.TarInfo(name)
         member.size, member.mtime = status.st_size, int(status.st_mtime)
-        reader = _Hashed(stream)
+        reader = _Sealed(stream)
         archive.addfile(member, reader)
-    return {"size": status.st_size, "sha256": reader.digest.hexdigest()}
+    return reader.seal
 
 
-class _Hashed:
-    def __init__(self, stream: BinaryIO) -> None:
+class _Sealed:
+    """Reads a stream, and knows the size and SHA-256 of what was read."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self.digest = hashlib.sha256()
+        self._digest, self._size = hashlib.sha256(), 0
 
     def read(self, size: int = -1) -> bytes:
         chunk = self._stream.read(size)
-        self.digest.update(chunk)
+        self._digest.update(chunk)
+        self._size += len(chunk)
         return chunk
+
+    @property
+    def seal(self) -> dict[str, Any]:
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
 
 
 def _unpack(file: Path, folder: Path) -> Backup:
@@ -244,27 +253,10 @@ def _unpack(file: Path, folder: Path) -> Backup:
             raise BackupError(
                 f"{file} is damaged: {differs[0]} does not match its {_MANIFEST}; use another backup"
             )
-        return Backup(
-            file,
-            float(document["created_s"]),
-            str(document["release"]),
-            str(document["database"]),
-            Contents(**document["contents"]),
-            bool(document["checkpoints"]),
-            int(document["files"]),
-            int(document["size_bytes"]),
-        )
+        return TypeAdapter(Backup).validate_python({**document, "file": file})
     except FileNotFoundError:
         raise BackupError(f"{file} does not exist") from None
-    except (
-        tarfile.TarError,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (tarfile.TarError, EOFError, RecursionError, *_UNREADABLE) as error:
         reason = str(error).partition("\n")[0]
         raise BackupError(f"{file} cannot be read as a backup ({reason}); use another") from None
 
@@ -277,17 +269,14 @@ def _inside(file: Path, name: str) -> Path:
     return Path(*path.parts)
 
 
-def _write(stream: Any, path: Path) -> dict[str, Any]:
+def _write(stream: IO[bytes], path: Path) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest, size = hashlib.sha256(), 0
+    reader = _Sealed(stream)
     with path.open("wb") as file:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            file.write(chunk)
+        shutil.copyfileobj(reader, file, _CHUNK_BYTES)
         file.flush()
         os.fsync(file.fileno())
-    return {"size": size, "sha256": digest.hexdigest()}
+    return reader.seal
 
 
 def _refuse_live(database: Database, *, replace: bool) -> None:
@@ -332,49 +321,38 @@ def _place_files(settings: Settings, database: Database, staging: Path, *, check
     stored = settings.resolved_storage()
     with database.read() as connection:
         for top in dict.fromkeys((settings.data_dir.resolve(), stored)):
-            for parts in list(_unknown(connection, top / EXPERIMENTS)):
-                target = top / aside.name / EXPERIMENTS
-                storage.move(_below(top / EXPERIMENTS, parts), _below(target, parts))
+            for name in list(_unknown(connection, top / EXPERIMENTS)):
+                storage.move(top / EXPERIMENTS / name, top / aside.name / EXPERIMENTS / name)
     sync(settings.data_dir)
 
 
-def _below(folder: Place, parts: tuple[str, ...]) -> Place:
-    for part in parts:
-        folder = folder / part
-    return folder
-
-
-def _unknown(connection: Connection, root: Place) -> Iterator[tuple[str, ...]]:
+def _unknown(connection: Connection, root: Place) -> Iterator[str]:
     """Folders below `root` of experiments, runs and attempts that the database does not have."""
+    c = schema.runs.c
     runs = {
-        (row.experiment_id, row.id): row.attempt
-        for row in connection.execute(
-            sa.select(schema.runs.c.experiment_id, schema.runs.c.id, schema.runs.c.attempt)
-        )
+        (of, id): attempt
+        for of, id, attempt in connection.execute(sa.select(c.experiment_id, c.id, c.attempt))
     }
     experiments = set(connection.execute(sa.select(schema.experiments.c.id)).scalars())
-    for experiment in _numbered(root):
-        if int(experiment.name) not in experiments:
-            yield (experiment.name,)
+    for experiment in filter(str.isdecimal, _folders(root)):
+        if int(experiment) not in experiments:
+            yield experiment
             continue
-        for run in _numbered(experiment / "runs"):
-            last = runs.get((int(experiment.name), int(run.name)))
+        for run in filter(str.isdecimal, _folders(root / experiment / "runs")):
+            name = f"{experiment}/runs/{run}"
+            last = runs.get((int(experiment), int(run)))
             if last is None:
-                yield experiment.name, "runs", run.name
+                yield name
                 continue
-            for measured in _folders(run):
-                for attempt in _folders(measured):
-                    number = attempt_number(attempt)
+            for measured in _folders(root / name):
+                for attempt in _folders(root / name / measured):
+                    number = attempt_number(root / name / measured / attempt)
                     if number is not None and number > last:
-                        yield experiment.name, "runs", run.name, measured.name, attempt.name
+                        yield f"{name}/{measured}/{attempt}"
 
 
-def _numbered(folder: Place) -> list[Place]:
-    return [path for path in _folders(folder) if path.name.isdecimal()]
-
-
-def _folders(folder: Place) -> list[Place]:
-    return sorted((path for path in folder.iterdir() if path.is_dir()), key=str) if folder.is_dir() else []
+def _folders(folder: Place) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
 def _move(path: Path, to: Path) -> None:

@@ -168,22 +168,32 @@ def _rows(connection: Connection, statement: sa.Select[Any], limit: int) -> list
     return list(connection.execute(statement.limit(limit)).mappings().all())
 
 
+def page_token(content: Sequence[Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+def read_page_token(token: str, length: int) -> Sequence[Any]:
+    """The content of a token, of which only the number of values is certain; or raises `BadPageToken`."""
+    try:
+        content = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        raise BadPageToken from None
+    if not isinstance(content, list) or len(content) != length:
+        raise BadPageToken
+    return content
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     values: tuple[str | int | float | None, ...]
     id: int
 
     def token(self, listing: Listing) -> str:
-        content = [listing.fingerprint(), self.values, self.id]
-        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+        return page_token([listing.fingerprint(), self.values, self.id])
 
     @classmethod
     def read(cls, token: str, listing: Listing) -> _Place:
-        try:
-            text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-            fingerprint, values, id = json.loads(text)
-        except (ValueError, TypeError, RecursionError):
-            raise BadPageToken from None
+        fingerprint, values, id = read_page_token(token, 3)
         sound = (
             fingerprint == listing.fingerprint()
             and _is_integer(id)

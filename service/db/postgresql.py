@@ -163,11 +163,7 @@ def _greet(connection: LimitedConnection, present: bool) -> None:
             connection.execute(f"SELECT pg_advisory_lock_shared({_PRESENCE})")
         connection.autocommit = False
     except psycopg.errors.LockNotAvailable:
-        connection.close()
         raise psycopg.OperationalError("the database is being restored; try again later") from None
-    except BaseException:
-        connection.close()
-        raise
 
 
 _POOLED_PROGRAMS = sa.text(

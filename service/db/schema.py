@@ -1,4 +1,4 @@
-"""The tables.
+"""The tables. A column whose field of a record says all of it is not written out a second time.
 
 Times are Unix seconds. Three rules of representation hold on both databases:
 
@@ -10,21 +10,24 @@ Times are Unix seconds. Three rules of representation hold on both databases:
 """
 
 import json
+import re
+from dataclasses import fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope, UserKind
+from service.domain.access import DEFAULT_POOL, DEFAULT_PROJECT, Role, Scope
 from service.domain.neighbours import Neighbour, of_time
 from service.domain.notifications import DeliveryState
-from service.domain.records import SUMMARY_FIELDS, ViewKind
+from service.domain.people import AuditRow, DeviceGrant, Project, Token, User
+from service.domain.records import Attempt, Event, Experiment, LogLine, Placement, Run, View
 from service.domain.states import ExperimentState, RunState
-from service.domain.studies import PartState
-from trainers.errors import FailureClass
+from service.domain.studies import PartState, Study
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -105,35 +108,38 @@ def _index_where(name: str, condition: sa.ColumnElement[bool], *columns: sa.Colu
     return Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
 
 
-def _table(name: str, *parts: sa.schema.SchemaItem, **options: Any) -> Table:
-    return Table(name, metadata, *parts, **options)
+_TYPES: dict[type, Any] = {int: Integer, float: Real, str: Text, bool: sa.Boolean, dict: Document}
+_WIDE = re.compile(r"(?P<id>(.*_)?id|reused_from)|seed|(.*_)?steps?|.*_examples")  # Beyond 32 bits
+
+
+def _table(name: str, *parts: type | sa.schema.SchemaItem, **options: Any) -> Table:
+    """A table of the columns that are given, and of a record's other fields."""
+    columns: dict[str, sa.schema.SchemaItem] = {part.name: part for part in parts if isinstance(part, Column)}
+    for record in (part for part in parts if isinstance(part, type)):
+        hints = get_type_hints(record)
+        for each in (field.name for field in fields(record) if field.name not in columns):
+            columns[each] = _column(each, hints[each])
+    others = [part for part in parts if not isinstance(part, type | Column)]
+    return Table(name, metadata, *columns.values(), *others, **options)
+
+
+def _column(name: str, hint: Any) -> Column[Any]:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    (kind,) = (get_origin(option) or option for option in options if option is not NoneType)
+    stored = WordOf(kind) if issubclass(kind, StrEnum) else _TYPES[kind]
+    if kind is int and (wide := _WIDE.fullmatch(name)):
+        stored = BigId if wide["id"] else sa.BigInteger
+    return Column(name, stored, nullable=NoneType in options)
 
 
 experiments = _table(
     "experiments",
+    Experiment,
     Column("id", BigId, primary_key=True, autoincrement=True),
-    Column("name", Text, nullable=False),
-    Column("owner", Text, nullable=False),
-    Column("state", WordOf(ExperimentState), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("spec_sha256", Text, nullable=False),
-    Column("run_count", Integer, nullable=False),
     Column("event_count", Integer, nullable=False),  # Numbers events under the row's lock: no gaps.
-    Column("submission_id", Text),
-    Column("lease_owner", Text),
     Column("lease_until_s", Real),  # By the database's clock. NULL while active: withdrawn for good.
     Column("lease_s", Real),
     Column("silent_since_s", Real),  # When a lapsed lease was first adopted; its driver's word clears it.
-    Column("cancel_requested_s", Real),
-    Column("pause_requested_s", Real),
-    Column("not_before_s", Real, nullable=False),
-    Column("failure_class", WordOf(FailureClass)),
-    Column("failure_message", Text),
-    Column("created_s", Real, nullable=False),
-    Column("queued_s", Real, nullable=False),
-    Column("started_s", Real),
-    Column("ended_s", Real),
     Column("deleted_s", Real),  # When people deleted it: no one sees it.
     Column("remove_after_s", Real),  # Until then it can be restored. NULL while deleted: rows are going.
     Column("pruned_s", Real),  # When its points were last thinned, and
@@ -142,7 +148,6 @@ experiments = _table(
     Column("pool", Text, nullable=False, server_default=DEFAULT_POOL),
     Column("tags", Text, nullable=False, server_default=""),  # Each between spaces, see `tags_text`.
     Column("notes", Text, nullable=False, server_default=""),
-    Column("archived_s", Real),
     # By the database's clock, with each new number of an event; for those who follow all experiments.
     Column("changed_s", Real, nullable=False, server_default="0"),
     sqlite_autoincrement=True,
@@ -178,59 +183,23 @@ cell_specs = _table(  # Its runs, of different seeds and repeats, share their re
     sqlite_with_rowid=False,
 )
 
-_SUMMARY_TYPES: dict[str, Any] = {  # Of those that are not figures
-    **dict.fromkeys(("energy_provenance", "node_energy_source", "headline", "best_checkpoint"), Text),
-    **dict.fromkeys(("validation_examples", "test_examples", "best_step"), sa.BigInteger),
-}
 NEIGHBOUR_COLUMNS = tuple(of_time(kind) for kind in Neighbour)
 """Columns of `runs` that are filled from measurements of the same names."""
 
 runs = _table(
     "runs",
+    Run,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), nullable=False),
-    Column("index", Integer, nullable=False),
-    Column("cell", Text, nullable=False),
-    Column("seed", sa.BigInteger, nullable=False),
     Column("repeat", Integer, nullable=False, server_default="0"),
-    Column("point", Document, nullable=False),
-    Column("state", WordOf(RunState), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("own_failures", Integer, nullable=False),
-    Column("infrastructure_failures", Integer, nullable=False),
-    Column("not_before_s", Real, nullable=False),
-    Column("failure_class", WordOf(FailureClass)),
-    Column("failure_message", Text),
-    Column("cancel_requested_s", Real),
-    Column("step", sa.BigInteger, nullable=False),
-    Column("total_steps", sa.BigInteger),
-    Column("phase", Text),
-    Column("checkpoint", Text),
-    Column("checkpoint_step", sa.BigInteger),
-    Column("started_s", Real),
-    Column("ended_s", Real),
-    Column("task", Text, nullable=False),
-    Column("student", Text, nullable=False),
-    Column("precision", Text, nullable=False),
-    Column("optimizer", Text, nullable=False),
-    Column("implementation", Text, nullable=False),
-    Column("global_batch_size", Integer, nullable=False),
-    Column("strategy", Text, nullable=False),
-    Column("workers", Integer, nullable=False),
-    Column("hardware", Text, nullable=False),
-    Column("teacher", Text),
     # What an hour of the run's devices costs and draws, for totals while it still runs:
     Column("devices", Real, nullable=False),
     Column("price_usd_per_hour", Real, nullable=False),
     Column("power_w", Real, nullable=False),
-    *(Column(name, _SUMMARY_TYPES.get(name, Real)) for name in SUMMARY_FIELDS),
-    # Share of the time in which others used the node noticeably, out of the measurements of that name:
-    *(Column(name, Real) for name in NEIGHBOUR_COLUMNS),
     Column("first_attempt", Integer, nullable=False, server_default="1"),  # Of the present measurement.
     Column("config_sha256", Text),  # Of what is trained, on what, without names and limits.
     Column("reused_from", BigId),  # The run whose figures these are; it is not deleted meanwhile.
     Column("waits_for", Text),  # What a queued run whose turn has come waits for, and behind whom.
-    # What people add, for finding it again:
     Column("name", Text, nullable=False, server_default=""),
     Column("starred", sa.Boolean, nullable=False, server_default=sa.false()),
     Column("tags", Text, nullable=False, server_default=""),  # Each between spaces, see `tags_text`.
@@ -265,20 +234,10 @@ Inserts are not checked, which would slow down submission: runs come with their 
 
 attempts = _table(
     "attempts",
+    Attempt,
     Column("run_id", BigId, ForeignKey(runs.c.id), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("experiment_attempt", Integer, nullable=False),
-    Column("state", WordOf(RunState), nullable=False),
-    Column("started_s", Real, nullable=False),
-    Column("ended_s", Real),
-    Column("resumed_from_step", sa.BigInteger),
-    Column("last_step", sa.BigInteger, nullable=False),
-    Column("node", Text),
-    Column("pid", Integer),
     Column("workers", Integer),
-    Column("failure_class", WordOf(FailureClass)),
-    Column("failure_message", Text),
-    Column("facts", Document),
     Column("seen_s", Real),  # Last known to be alive.
     Column("resumed_from_s", Real),  # When the checkpoint was taken, or the stage ended, that it continues.
     Column("placement", Text),  # Devices that it ran on, see `placements`.
@@ -307,17 +266,10 @@ attempt_usage = _table(  # What a ledger sums up of each attempt, so that totals
 
 placements = _table(  # Devices that an experiment holds, from placed to released.
     "placements",
+    Placement,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("id", Text, primary_key=True),  # Ray's id of the placement group.
     Column("experiment_attempt", Integer, nullable=False),
-    Column("hardware", Text, nullable=False),
-    Column("workers", Integer, nullable=False),
-    Column("devices", Real, nullable=False),
-    Column("price_usd_per_hour", Real, nullable=False),
-    Column("power_w", Real, nullable=False),
-    Column("placed_s", Real, nullable=False),
-    Column("ready_s", Real),
-    Column("released_s", Real),
     Column("seen_s", Real, nullable=False),  # Last known to be held.
     sqlite_with_rowid=False,
 )
@@ -447,27 +399,18 @@ run_summaries = _table(
 
 events = _table(
     "events",
+    Event,
     Column("experiment_id", BigId, ForeignKey(experiments.c.id), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("run_id", BigId),
-    Column("attempt", Integer),
-    Column("at_s", Real, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("data", Document),
-    Column("actor", Text),  # User who caused it; NULL = the service itself.
     sqlite_with_rowid=False,
 )
 
 log_lines = _table(
     "log_lines",
+    LogLine,
     Column("run_id", BigId, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("at_s", Real, nullable=False),
-    Column("level", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("stream", Text, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -483,12 +426,9 @@ idempotency_keys = _table(
 
 studies = _table(  # Several experiments that were submitted as one text.
     "studies",
+    Study,
     Column("id", BigId, primary_key=True, autoincrement=True),
-    Column("name", Text, nullable=False),
-    Column("project", Text, nullable=False),
-    Column("owner", Text, nullable=False),
     Column("text", Text, nullable=False),  # As submitted.
-    Column("created_s", Real, nullable=False),
     Column("idempotency_key", Text),
     Column("body_sha256", Text, nullable=False),
     sa.UniqueConstraint("owner", "idempotency_key"),
@@ -517,24 +457,15 @@ _index_where("ix_study_parts_waiting", _waiting, study_parts.c.study_id)
 
 users = _table(
     "users",
+    User,
     Column("name", Text, primary_key=True),
-    Column("kind", WordOf(UserKind), nullable=False),
-    Column("email", Text),
-    Column("administrator", sa.Boolean, nullable=False),
-    Column("disabled_s", Real),
-    Column("created_s", Real, nullable=False),
     Column("subject", Text, unique=True),  # Identity at an OpenID provider: issuer|subject.
 )
 
 projects = _table(
     "projects",
+    Project,
     Column("name", Text, primary_key=True),
-    Column("title", Text, nullable=False),
-    Column("visible_to_all", sa.Boolean, nullable=False),
-    Column("notes", Text, nullable=False),
-    Column("archived_s", Real),
-    Column("created_s", Real, nullable=False),
-    Column("settings", Document, nullable=False),  # Weight, priority classes, quotas and budgets.
 )
 
 members = _table(
@@ -547,31 +478,21 @@ members = _table(
 
 tokens = _table(
     "tokens",
+    Token,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("user", Text, ForeignKey(users.c.name), nullable=False, index=True),
-    Column("name", Text, nullable=False),
-    Column("scope", WordOf(Scope), nullable=False),
     Column("project", Text, ForeignKey(projects.c.name)),  # NULL = all projects of the user.
-    Column("prefix", Text, nullable=False),  # First characters, by which people recognise it.
     Column("sha256", Text, nullable=False, unique=True),
-    Column("created_s", Real, nullable=False),
-    Column("expires_s", Real),
-    Column("revoked_s", Real),
-    Column("last_used_s", Real),
     sqlite_autoincrement=True,
 )
 
 views = _table(  # The list of experiments, and dashboards, as people have saved them.
     "views",
+    View,
     Column("id", BigId, primary_key=True, autoincrement=True),
-    Column("kind", WordOf(ViewKind), nullable=False),
-    Column("name", Text, nullable=False),
     # No foreign key: who is let in by the first token or on loopback is not in `users`.
     Column("owner", Text, nullable=False),
     Column("project", Text, ForeignKey(projects.c.name)),
-    Column("shared", sa.Boolean, nullable=False),
-    Column("query", Text, nullable=False),  # Of the page's address.
-    Column("created_s", Real, nullable=False),
     sa.UniqueConstraint("owner", "kind", "name"),
     sqlite_autoincrement=True,
 )
@@ -592,16 +513,13 @@ sessions = _table(  # Browsers that are logged in.
 
 device_grants = _table(  # Command lines that wait for someone to let them in.
     "device_grants",
+    DeviceGrant,
     Column("device_sha256", Text, primary_key=True),
     Column("user_code", Text, nullable=False, unique=True),
     Column("user", Text, ForeignKey(users.c.name)),
-    Column("created_s", Real, nullable=False),
-    Column("expires_s", Real, nullable=False),
     Column("approved_s", Real),
     Column("denied_s", Real),
     Column("last_poll_s", Real),
-    Column("name", Text, nullable=False),
-    Column("from_address", Text),
     Column("scope", WordOf(Scope), nullable=False),  # Of the token that it will be given, and
     Column("project", Text, ForeignKey(projects.c.name)),  # the project, and
     Column("token_expires_s", Real),  # its end.
@@ -610,16 +528,9 @@ device_grants = _table(  # Command lines that wait for someone to let them in.
 
 audit = _table(  # Who changed what; triggers refuse to change or remove a row.
     "audit",
+    AuditRow,
     Column("id", BigId, primary_key=True, autoincrement=True),
     Column("at_s", Real, nullable=False, index=True),
-    Column("actor", Text, nullable=False),
-    Column("token_id", BigId),
-    Column("address", Text),
-    Column("action", Text, nullable=False),
-    Column("object_kind", Text, nullable=False),
-    Column("object_id", Text, nullable=False),
-    Column("before", Document),
-    Column("after", Document),
     sqlite_autoincrement=True,
 )
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from service.domain.records import SUMMARY_FIELDS, Run
 from service.domain.serialization import Number, Serializable
@@ -73,6 +73,21 @@ MARGINS: Mapping[str, float] = {
     if name is not None
 }
 """Equivalence margins by metric, in the metric's unit, the same on both parts; other metrics have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Serializable):
+    """An estimate with the ends of its interval."""
+
+    low: Number  # Lower end
+    middle: Number  # The estimate
+    high: Number  # Upper end
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+    def __mul__(self, factor: float) -> Self:
+        return type(self)(self.low * factor, self.middle * factor, self.high * factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import itertools
 from enum import Enum, auto
 from operator import itemgetter
 
-from service.fairness.lanes import AGE, Backlog, Lanes, LaneState, Mode, ProjectLane, RunBucket, UserLane
+from service.fairness.lanes import AGE, Lanes, LaneState, Mode, ProjectLane, RunBucket, UserLane
 from service.fairness.preemptions import Preemptions
 from service.fairness.standings import Division
 from service.fairness.state import (
@@ -22,13 +22,9 @@ from service.fairness.state import (
 )
 
 
-def divide(situation: Situation, backlog: Backlog | None = None) -> Division:
-    """Returns who may hold how many devices from now on.
-
-    The result depends neither on the order of the claimants, nor on which of those that never started a run
-    are in the backlog.
-    """
-    return _Pass(Lanes(situation, backlog or Backlog())).run()
+def divide(situation: Situation) -> Division:
+    """Returns who may hold how many devices from now on, whatever the order of the claimants."""
+    return _Pass(Lanes(situation)).run()
 
 
 class _Outcome(Enum):
@@ -55,12 +51,6 @@ class _Pass:
         return Division(
             dict(sorted(self._lanes.given.items())),
             self._preemptions.decided(),
-            {
-                lane: max(0.0, states[lane].free) if states[lane].reserved_for is None else 0.0
-                for lane in states
-                if lane in self._lanes.capacity.devices
-            },
-            {lane: id for lane, state in states.items() if (id := state.reserved_for) is not None},
             self._lanes,
         )
 
@@ -70,8 +60,6 @@ class _Pass:
             for lane, state in self._lanes.states.items()
             if lane.hardware == hardware and name in state.projects
         ]
-        for _, project in places:
-            project.open()
         while True:
             heads = [
                 (order, state, bucket)
@@ -136,7 +124,6 @@ class _Pass:
                 heapq.heappop(projects)
                 continue
             if name not in users:
-                project.open()
                 users[name] = [
                     (user.score(), user.name, user)
                     for user in project.users.values()
@@ -180,21 +167,17 @@ class _Pass:
         """
         user, devices, entry = bucket.user, bucket.devices, bucket.first()
         assert entry is not None
-        claimant, demand = entry.claimant, entry.demand
+        claimant = entry.claimant
         reason = self._lanes.limit(user, state.lane.hardware, devices)
         if reason is None and devices > state.capacity + ROUNDING:
             reason = WaitingReason.no_capacity
         if reason is not None:
             bucket.closed = reason
             return _Outcome.passed_over
-        if demand.room is not None and demand.room <= 0:
-            bucket.drop()  # Its shape fits nowhere now; the next one's may.
-            return _Outcome.passed_over
         if devices <= state.free + ROUNDING:
             state.free -= devices
             state.smallest = min(state.smallest, devices)
-            given = self._lanes.given.setdefault(claimant.id, {})
-            given[state.lane.hardware] = given.get(state.lane.hardware, 0.0) + devices
+            self._lanes.given[claimant.id][state.lane.hardware] += devices
             self._lanes.started[claimant.id, state.lane, devices] += 1
         elif not self._preemptions.reclaim(state, bucket, claimant, mode):
             waited_s = self._lanes.now_s - waits_since_s(claimant)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from service.domain.metrics import Span
 from service.domain.shares import ShareScore
 from service.fairness.allowances import divide
 from service.fairness.shares import charge
@@ -40,47 +41,32 @@ STEP, LEAST_STEP_S = 1.05, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
-    low: float
-    median: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunningRun:
     """A run that holds devices: seconds until it ends, may be preempted, and can stop at a checkpoint."""
 
-    remaining: Seconds
+    remaining: Span
     yields_s: float
     checkpoint_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """When a run will start, in seconds from now; infinite = not before something changes."""
-
-    earliest: float
-    median: float
-    latest: float
 
 
 def starts(
     situation: Situation,
     running: Mapping[tuple[int, str], Sequence[RunningRun]],
-    times: Mapping[int, Seconds],
+    times: Mapping[int, Span],
     only: Collection[int] | None = None,
-) -> dict[int, Start]:
-    """Returns when the next run of each waiting experiment starts, by experiment, before calibration.
+) -> dict[int, Span]:
+    """Returns in how many seconds the next run of each waiting experiment starts, before calibration.
 
+    They are by experiment; infinite = not before something changes.
     Pools of hardware in which none of the experiments waits stay as they are. `running` has the runs that
     hold devices, by experiment and hardware, those that yield first in front; `times` are of one run each.
     `only` names the experiments to forecast: the fewer and the nearer, the less is played.
     """
     waiting = {each.id for each in situation.claimants if any(demand.waiting for demand in each.demands)}
     wanted = waiting if only is None else waiting & set(only)
-    ends = map(attrgetter, ("low", "median", "high"))
+    ends = map(attrgetter, ("low", "middle", "high"))
     played = [_play(situation, running, times, end, wanted) for end in ends]
-    return {id: Start(*sorted(each.get(id, math.inf) for each in played)) for id in wanted}
+    return {id: Span(*sorted(each.get(id, math.inf) for each in played)) for id in wanted}
 
 
 @dataclass(slots=True)
@@ -142,8 +128,8 @@ class _Job:
 def _play(
     situation: Situation,
     running: Mapping[tuple[int, str], Sequence[RunningRun]],
-    times: Mapping[int, Seconds],
-    end: Callable[[Seconds], float],
+    times: Mapping[int, Span],
+    end: Callable[[Span], float],
     wanted: Set[int],
 ) -> dict[int, float]:
     """Returns the seconds until the next run of experiments starts; without those that never do."""
@@ -192,32 +178,30 @@ def _play(
 class Calibration:
     """How much too narrow intervals were, by the reason of the wait.
 
-    Holds logarithms of real waits over forecast earliest and latest ones, the newest last.
+    Holds logarithms of real waits over forecast earliest and latest ones, in pairs, the newest last.
     """
 
-    early: Mapping[WaitingReason, tuple[float, ...]] = field(default_factory=dict)
-    late: Mapping[WaitingReason, tuple[float, ...]] = field(default_factory=dict)
+    errors: Mapping[WaitingReason, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
-    def learned(self, reason: WaitingReason, forecast: Start, waited_s: float) -> Calibration:
+    def learned(self, reason: WaitingReason, forecast: Span, waited_s: float) -> Calibration:
         """Returns the calibration with one more start, `waited_s` after its forecast."""
-        if not math.isfinite(forecast.latest):
+        if not math.isfinite(forecast.high):
             return self
-        early = (*self.early.get(reason, ()), _log_ratio(waited_s, forecast.earliest))
-        late = (*self.late.get(reason, ()), _log_ratio(waited_s, forecast.latest))
-        return Calibration(
-            {**self.early, reason: early[-REMEMBERED:]}, {**self.late, reason: late[-REMEMBERED:]}
-        )
+        error = _log_ratio(waited_s, forecast.low), _log_ratio(waited_s, forecast.high)
+        return Calibration({**self.errors, reason: (*self.errors.get(reason, ()), error)[-REMEMBERED:]})
 
-    def widened(self, reason: WaitingReason, forecast: Start) -> Start:
+    def widened(self, reason: WaitingReason, forecast: Span) -> Span:
         """Returns the interval into which `COVERAGE` of the starts fall."""
-        if len(self.early.get(reason, ())) < FEWEST:
+        errors = self.errors.get(reason, ())
+        if len(errors) < FEWEST:
             early, late = -math.log(UNCALIBRATED), math.log(UNCALIBRATED)
         else:
             tail = (1.0 - COVERAGE) / 2.0
-            early, late = _quantile(self.early[reason], tail), _quantile(self.late[reason], 1.0 - tail)
-        earliest = max(0.0, (forecast.earliest + GRAIN_S) * math.exp(early) - GRAIN_S)
-        latest = max(earliest, (forecast.latest + GRAIN_S) * math.exp(late) - GRAIN_S)
-        return Start(earliest, min(max(forecast.median, earliest), latest), latest)
+            early = _quantile([each for each, _ in errors], tail)
+            late = _quantile([each for _, each in errors], 1.0 - tail)
+        earliest = max(0.0, (forecast.low + GRAIN_S) * math.exp(early) - GRAIN_S)
+        latest = max(earliest, (forecast.high + GRAIN_S) * math.exp(late) - GRAIN_S)
+        return Span(earliest, min(max(forecast.middle, earliest), latest), latest)
 
 
 def _log_ratio(waited_s: float, forecast_s: float) -> float:
@@ -238,7 +222,6 @@ def reason_in_words(waiting: Waiting, project: str) -> str:
         WaitingReason.user_cap: f"the user's limit is reached ({detail} at a time)",
         WaitingReason.ceiling: f"the project's ceiling is reached ({detail} of {waiting.hardware})",
         WaitingReason.no_capacity: "the cluster has fewer devices of this kind than the run needs",
-        WaitingReason.shape: "free devices are not together on one node as the run needs them",
         WaitingReason.reclaiming: "others stop for it at their next checkpoint",
         WaitingReason.reserved: "free devices are kept for a larger run that has waited long",
         WaitingReason.share: _over(waiting),
@@ -248,12 +231,12 @@ def reason_in_words(waiting: Waiting, project: str) -> str:
     return f"waits for {waiting.devices:g} {waiting.hardware}: {words}"
 
 
-def start_in_words(start: Start) -> str:
-    if start.earliest == float("inf"):
+def start_in_words(start: Span) -> str:
+    if start.low == float("inf"):
         return "no start in sight"
-    if start.latest == float("inf"):
-        return f"starts in {duration_in_words(start.earliest)} at the earliest"
-    low, high = duration_in_words(start.earliest), duration_in_words(start.latest)
+    if start.high == float("inf"):
+        return f"starts in {duration_in_words(start.low)} at the earliest"
+    low, high = duration_in_words(start.low), duration_in_words(start.high)
     return f"starts in about {low}" if low == high else f"starts in {low} to {high}"
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from operator import itemgetter
@@ -30,7 +29,6 @@ from service.fairness.state import (
     Situation,
     WaitingReason,
     lane_of,
-    permitted,
     waits_since_s,
 )
 
@@ -45,70 +43,7 @@ class QueuedDemand(NamedTuple):
     demand: Demand
 
 
-Queues = dict[tuple[int, float], list[QueuedDemand]]  # A user's waiting runs by age, by priority and size
 AGE = itemgetter(0, 1, 2)
-
-
-class Backlog:
-    """Experiments that have never started a run, kept in order between passes.
-
-    A pass reads only the heads of the queues whose turn comes, so its time does not grow with them.
-    """
-
-    def __init__(self) -> None:
-        self._claimants: dict[int, Claimant] = {}
-        self._lanes: dict[Lane, dict[str, dict[str, Queues]]] = {}
-        self._sizes: dict[tuple[Lane, str], Counter[tuple[int, float]]] = {}
-
-    def __len__(self) -> int:
-        return len(self._claimants)
-
-    def __iter__(self) -> Iterator[Claimant]:
-        return iter(self._claimants.values())
-
-    def put(self, claimant: Claimant) -> None:
-        """Adds or replaces an experiment; ValueError if one of its runs has started."""
-        if claimant.served_s is not None or any(demand.running for demand in claimant.demands):
-            raise ValueError(f"experiment {claimant.id} has started; pass it among the claimants")
-        self.remove(claimant.id)
-        self._claimants[claimant.id] = claimant
-        for number, demand in enumerate(claimant.demands):
-            if demand.waiting:
-                lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
-                users = self._lanes.setdefault(lane, {}).setdefault(claimant.project, {})
-                queue = users.setdefault(claimant.user, {}).setdefault(key, [])
-                insort(queue, QueuedDemand(claimant.queued_s, claimant.id, number, claimant, demand), key=AGE)
-                self._sizes.setdefault((lane, claimant.project), Counter())[key] += 1
-
-    def remove(self, experiment_id: int) -> None:
-        claimant = self._claimants.pop(experiment_id, None)
-        if claimant is None:
-            return
-        for number, demand in enumerate(claimant.demands):
-            if demand.waiting:
-                lane, key = lane_of(claimant, demand), (claimant.priority, demand.devices)
-                users = self._lanes[lane][claimant.project]
-                queue = users[claimant.user][key]
-                del queue[bisect_left(queue, (claimant.queued_s, claimant.id, number), key=AGE)]
-                sizes = self._sizes[lane, claimant.project]
-                sizes[key] -= 1
-                if not sizes[key]:
-                    del sizes[key]
-                if not queue:
-                    del users[claimant.user][key]
-                if not users[claimant.user]:
-                    del users[claimant.user]
-                if not users:
-                    del self._lanes[lane][claimant.project], self._sizes[lane, claimant.project]
-
-    def projects(self) -> Iterator[tuple[Lane, str, Collection[tuple[int, float]]]]:
-        """Yields (lane, project, which priorities and sizes its runs have)."""
-        for (lane, project), sizes in self._sizes.items():
-            yield lane, project, sizes.keys()
-
-    def users(self, lane: Lane, project: str) -> Mapping[str, Queues]:
-        return self._lanes.get(lane, {}).get(project, {})
-
 
 _DEFAULT = ProjectTerms()
 
@@ -124,7 +59,6 @@ class UserLane:
     """Waiting runs by what their priority counts as, and by the devices of one."""
 
     def score(self, more: float = 0.0) -> float:
-        self.project.open()
         return score_of(self.rate + more, self.excess, 1.0)
 
     def bucket(self, priority: int, devices: float) -> RunBucket:
@@ -146,18 +80,11 @@ class ProjectLane:
     name: str
     terms: ProjectTerms
     held: defaultdict[str, float]  # Devices in all pools, by hardware
-    opened: Callable[[ProjectLane], None] | None
     rate: float = 0.0
     excess: float = 0.0
     users: dict[str, UserLane] = field(default_factory=dict)
     sizes: dict[int, float] = field(default_factory=dict)
     """Fewest devices of a run that waits, by what its priority counts as."""
-
-    def open(self) -> None:
-        """Adds its users in the backlog, and what all of them have used."""
-        if self.opened is not None:
-            opened, self.opened = self.opened, None
-            opened(self)
 
     @property
     def weight(self) -> float:
@@ -179,70 +106,43 @@ class ProjectLane:
                 yield (-bucket.priority, user.score(), *AGE(entry)), bucket, entry
 
 
+@dataclass(slots=True, eq=False)
 class RunBucket:
     """Waiting runs of one user, priority, lane and size; the oldest first."""
 
-    __slots__ = ("_at", "_new", "_old", "_stop", "_taken", "closed", "devices", "priority", "user")
-
-    def __init__(self, user: UserLane, priority: int, devices: float) -> None:
-        self.user, self.priority, self.devices = user, priority, devices
-        self._new: list[QueuedDemand] = []  # From the situation, as a heap once the first is asked for
-        self._old: list[QueuedDemand] = []  # From the backlog, in order; those in [_at, _stop) remain
-        self._at = self._stop = -1
-        self._taken = 0
-        self.closed: WaitingReason | None = None
-
-    def add(self, entry: QueuedDemand) -> None:
-        heapq.heappush(self._new, entry)
-
-    def set_backlog(self, queue: list[QueuedDemand], start: int, stop: int) -> None:
-        """Adds a part of a queue of the backlog, which is not changed."""
-        if self._old:
-            for entry in queue[start:stop]:
-                self.add(entry)
-        else:
-            self._old, self._at, self._stop = queue, start, stop
+    user: UserLane
+    priority: int
+    devices: float
+    closed: WaitingReason | None = None  # Why none of them starts in this pass
+    entries: list[QueuedDemand] = field(default_factory=list)  # As a heap
+    taken: int = 0  # Runs that the first of them has started
 
     def first(self) -> QueuedDemand | None:
         """Returns the oldest experiment with a run that may start; None = there is none."""
-        if self.closed is not None:
-            return None
-        old = self._old[self._at] if self._at < self._stop else None
-        if not self._new:
-            return old
-        return self._new[0] if old is None or AGE(self._new[0]) < AGE(old) else old
+        return self.entries[0] if self.entries and self.closed is None else None
 
     def take(self) -> None:
-        entry = self.first()
-        assert entry is not None
-        self._taken += 1
-        if self._taken >= entry.demand.startable:
-            self.drop()
-
-    def drop(self) -> None:
-        if self._new and self.first() is self._new[0]:
-            heapq.heappop(self._new)
-        else:
-            self._at += 1
-        self._taken = 0
+        self.taken += 1
+        if self.taken >= self.entries[0].demand.waiting:
+            heapq.heappop(self.entries)
+            self.taken = 0
 
 
 class Yielder:
     """Running runs of an experiment that may stop: `left` have worked for a useful time, `early` have not."""
 
-    __slots__ = ("claimant", "demand", "early", "left", "priority", "rate", "user")
+    __slots__ = ("claimant", "demand", "early", "left", "rate", "user")
 
     def __init__(self, claimant: Claimant, demand: Demand, user: UserLane, rate: float) -> None:
         self.claimant, self.demand, self.user, self.rate = claimant, demand, user, rate
         self.left = demand.running if demand.yieldable is None else min(demand.running, demand.yieldable)
         self.early = demand.running - self.left
-        self.priority = permitted(claimant.priority, user.project.terms)
 
     @property
     def order(self) -> tuple[float, ...]:
         """Sorts by who stops first: low priority, of useful work, high score, young."""
         return (
-            self.priority,
+            self.claimant.priority,
             not self.left,
             -self.user.project.score(),
             -self.user.score(),
@@ -269,8 +169,9 @@ class LaneState:
     def add(self, yielder: Yielder) -> None:
         name = yielder.user.project.name
         self.yielders.setdefault(name, []).append(yielder)
-        priority, rate = self.least.get(name, (yielder.priority, yielder.rate))
-        self.least[name] = min(priority, yielder.priority), min(rate, yielder.rate)
+        own = yielder.claimant.priority
+        priority, rate = self.least.get(name, (own, yielder.rate))
+        self.least[name] = min(priority, own), min(rate, yielder.rate)
 
     def may_yield(self, name: str, base: int, own: float, mode: Mode) -> bool:
         """Whether it may have runs to give; `base` is the asker's priority, `own` its score among equals."""
@@ -288,7 +189,7 @@ class Mode(Enum):
 
 
 class Lanes:
-    def __init__(self, situation: Situation, backlog: Backlog) -> None:
+    def __init__(self, situation: Situation) -> None:
         self.now_s = situation.now_s
         self.terms = situation.terms
         self.capacity = situation.capacity
@@ -300,10 +201,11 @@ class Lanes:
         self._held: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         """Devices of projects, by hardware."""
         self.runs: Counter[tuple[str, str]] = Counter()  # Runs that hold devices, by (project, user)
-        self.given: dict[int, dict[str, float]] = {}  # Devices that experiments hold, by id and hardware
+        self.given: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """Devices that experiments hold, by id and hardware."""
         self.started: Counter[tuple[int, Lane, float]] = Counter()
         """Runs that the pass has started on free devices, by experiment, lane and devices of one."""
-        self.claimants, self.backlog = situation.claimants, backlog
+        self.claimants = situation.claimants
         holders: list[tuple[int, int, Claimant, Demand, UserLane]] = []
         for claimant in situation.claimants:
             for number, demand in enumerate(claimant.demands):
@@ -313,16 +215,10 @@ class Lanes:
                 if demand.running:
                     holders.append((claimant.id, number, claimant, demand, user))
                 if demand.waiting:
-                    priority = self.priority(claimant, user.project.terms)
+                    priority = self.priority(claimant)
                     user.project.waits(priority, demand.devices)
-                    user.bucket(priority, demand.devices).add(
-                        QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
-                    )
-        for lane, name, sizes in backlog.projects():
-            project = self._project(lane, name)
-            for priority, devices in sizes:
-                for counts_as in (priority, PROMOTED_TO) if priority < PROMOTED_TO else (priority,):
-                    project.waits(permitted(counts_as, project.terms), devices)
+                    entry = QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
+                    heapq.heappush(user.bucket(priority, demand.devices).entries, entry)
         # Sums of floating-point numbers depend on their order, and nothing may depend on the claimants'.
         for *_, claimant, demand, user in sorted(holders, key=lambda each: each[:2]):
             self._hold(claimant, demand, user)
@@ -334,6 +230,7 @@ class Lanes:
             found = excesses(weights, used, state.capacity * state.price)
             for name, project in state.projects.items():
                 project.excess = found.get(name, 0.0)
+                self._add_use_of_users(lane, project)
 
     def _add(self, lane: Lane, devices: float) -> LaneState:
         self.states[lane] = LaneState(lane, devices, self.capacity.price(lane.hardware), devices)
@@ -344,9 +241,7 @@ class Lanes:
         projects = (self.states.get(lane) or self._add(lane, 0.0)).projects
         if name not in projects:
             terms = self.terms.get(name, _DEFAULT)
-            projects[name] = ProjectLane(
-                name, terms, self._held[name], lambda project: self._open(lane, project)
-            )
+            projects[name] = ProjectLane(name, terms, self._held[name])
         return projects[name]
 
     def _user(self, lane: Lane, project_name: str, name: str) -> UserLane:
@@ -355,20 +250,7 @@ class Lanes:
             project.users[name] = UserLane(project, name)
         return project.users[name]
 
-    def _open(self, lane: Lane, project: ProjectLane) -> None:
-        """Adds a project's users in the backlog; the old part of each queue counts with a higher priority."""
-        for name, queues in self.backlog.users(lane, project.name).items():
-            user = self._user(lane, project.name, name)
-            for (priority, devices), queue in queues.items():
-                bounds = [len(queue)]
-                if priority < PROMOTED_TO:
-                    bounds.insert(0, bisect_right(queue, self.now_s - PROMOTED_AFTER_S, key=itemgetter(0)))
-                start = 0
-                for end in bounds:
-                    if end > start:
-                        counts_as = self.priority(queue[start].claimant, project.terms)
-                        user.bucket(counts_as, devices).set_backlog(queue, start, end)
-                        start = end
+    def _add_use_of_users(self, lane: Lane, project: ProjectLane) -> None:
         project.users = dict(sorted(project.users.items()))
         used = {name: self.used_by(lane, project.name, name) for name in project.users}
         found = excesses(dict.fromkeys(used, 1.0), used, self.entitled(self.states[lane], project))
@@ -390,17 +272,16 @@ class Lanes:
     def entitled(self, state: LaneState, project: ProjectLane) -> float:
         return state.capacity * state.price * project.weight / (state.weight or 1.0)
 
-    def priority(self, claimant: Claimant, terms: ProjectTerms) -> int:
+    def priority(self, claimant: Claimant) -> int:
         """Returns what its priority counts as for its turn."""
         is_old = self.now_s - waits_since_s(claimant) >= PROMOTED_AFTER_S
-        return permitted(max(claimant.priority, PROMOTED_TO) if is_old else claimant.priority, terms)
+        return max(claimant.priority, PROMOTED_TO) if is_old else claimant.priority
 
     def _hold(self, claimant: Claimant, demand: Demand, user: UserLane) -> None:
         state = self.states[lane_of(claimant, demand)]
         devices = demand.running * demand.devices
         self.change(user, state, devices, demand.running)
-        given = self.given.setdefault(claimant.id, {})
-        given[demand.hardware] = given.get(demand.hardware, 0.0) + devices
+        self.given[claimant.id][demand.hardware] += devices
         state.free -= devices
         state.smallest = min(state.smallest, demand.devices)
         if claimant.preemptible and demand.devices > 0:
@@ -419,7 +300,6 @@ class Lanes:
         if state.reserved_for is not None:
             return WaitingReason.reserved
         entitled = self.entitled(state, project)
-        project.open()
         over = project.rate > entitled or user.rate > entitled / len(project.users)
         return WaitingReason.share if over else WaitingReason.busy
 

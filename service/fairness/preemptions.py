@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from service.fairness.state import (
     Preemption,
     WaitingReason,
     lane_of,
-    permitted,
 )
 
 _LIMITED = frozenset({WaitingReason.user_cap, WaitingReason.ceiling})
@@ -36,7 +34,7 @@ class Preemptions:
         own, own_user = user.project.score(rate), user.score(rate)
         base = bucket.priority
         if mode is not Mode.large:
-            base = min(base, permitted(claimant.priority, user.project.terms))
+            base = min(base, claimant.priority)
         # Newcomers and guarantees wait for one checkpoint, not for the end of a useful time.
         at_once = mode is Mode.guaranteed or (mode is Mode.share and user.held <= ROUNDING)
 
@@ -82,14 +80,7 @@ class Preemptions:
 
     def decided(self) -> tuple[Preemption, ...]:
         return tuple(
-            Preemption(
-                id,
-                hardware,
-                len(runs),
-                sum(each.demand.devices for each in runs),
-                runs[-1].demand.next_checkpoint_s,
-                for_id,
-            )
+            Preemption(id, hardware, len(runs), sum(each.demand.devices for each in runs), for_id)
             for (id, hardware, for_id), runs in sorted(self._taken.items(), key=itemgetter(0))
         )
 
@@ -100,9 +91,10 @@ def _yields(each: Yielder, user: UserLane, base: int, own: float, mode: Mode, ha
     same = other is user.project
     if not same and other.held[hardware] - each.demand.devices < other.guaranteed(hardware) - ROUNDING:
         return False
-    if each.priority < base or (mode is Mode.guaranteed and not same):
+    priority = each.claimant.priority
+    if priority < base or (mode is Mode.guaranteed and not same):
         return True
-    if each.priority > base or mode is Mode.guaranteed or each.user is user:
+    if priority > base or mode is Mode.guaranteed or each.user is user:
         return False
     theirs, ours = (each.user, user) if same else (other, user.project)
     left = theirs.score(-each.rate)
@@ -115,7 +107,6 @@ class _Next(NamedTuple):
     claimant: Claimant
     demand: Demand
     user: UserLane
-    priority: int
     devices: float
     limit: WaitingReason | None
 
@@ -142,13 +133,12 @@ def handovers(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[Hando
                 for each in waiting[lane]
                 if _comes_first(each, claimant, demand, lanes)
             ]
-            priority = permitted(claimant.priority, lanes.states[lane].projects[claimant.project].terms)
             for each in capped[claimant.project, claimant.user]:
                 other = lane_of(each.claimant, each.demand)
                 runs = math.floor(
                     min(each.devices, lanes.states[other].free) / each.demand.devices + ROUNDING
                 )
-                if other != lane and each.priority > priority and runs > 0:
+                if other != lane and each.claimant.priority > claimant.priority and runs > 0:
                     wanted.append((each.claimant.id, runs * demand.devices))
             if wanted:
                 held = lanes.given[claimant.id][demand.hardware]
@@ -161,20 +151,17 @@ def _waiting(lanes: Lanes, preemptions: Sequence[Preemption]) -> Iterator[_Next]
     reclaimed: defaultdict[tuple[int, str], float] = defaultdict(float)
     for each in preemptions:
         reclaimed[each.for_experiment_id, each.hardware] += each.devices
-    for claimant in chain(lanes.claimants, lanes.backlog):
+    for claimant in lanes.claimants:
         for demand in claimant.demands:
             lane = lane_of(claimant, demand)
             started = lanes.started[claimant.id, lane, demand.devices]
-            devices = (demand.startable - started) * demand.devices - reclaimed[claimant.id, demand.hardware]
+            devices = (demand.waiting - started) * demand.devices - reclaimed[claimant.id, demand.hardware]
             if devices <= ROUNDING:
                 continue
-            project = lanes.states[lane].projects[claimant.project]
-            project.open()
-            user = project.users[claimant.user]
+            user = lanes.states[lane].projects[claimant.project].users[claimant.user]
             limit = lanes.limit(user, demand.hardware, demand.devices)
             if limit is None or limit in _LIMITED:
-                priority = permitted(claimant.priority, project.terms)
-                yield _Next(claimant, demand, user, priority, devices, limit)
+                yield _Next(claimant, demand, user, devices, limit)
 
 
 def _comes_first(following: _Next, claimant: Claimant, demand: Demand, lanes: Lanes) -> bool:
@@ -182,7 +169,7 @@ def _comes_first(following: _Next, claimant: Claimant, demand: Demand, lanes: La
     state = lanes.states[lane_of(claimant, demand)]
     project = state.projects[claimant.project]
     same_project = following.user.project is project
-    if following.priority <= permitted(claimant.priority, project.terms):
+    if following.claimant.priority <= claimant.priority:
         return False
     if following.demand.devices > demand.devices + max(0.0, state.free) + ROUNDING:
         return False  # It needs those of several runs, and may preempt them later; smaller ones pass it.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from service.domain.shares import ShareScore
-from service.fairness.lanes import Lanes, ProjectLane, UserLane
+from service.fairness.lanes import AGE, Lanes, ProjectLane, QueuedDemand, UserLane
 from service.fairness.preemptions import handovers
 from service.fairness.shares import Level
 from service.fairness.state import (
@@ -30,8 +30,7 @@ from service.fairness.state import (
     waits_since_s,
 )
 
-_Queued = tuple[float, int, Claimant, Demand]  # Age, id; claimant, demand
-_AGE = itemgetter(0, 1)
+_Queues = Mapping[UserLane, list[QueuedDemand]]
 _Turn = tuple[int, Lane, UserLane, int, Claimant, Demand]
 """Position, lane, user, what the priority counts as; claimant, demand."""
 
@@ -43,19 +42,17 @@ class Division:
     allowances: Mapping[int, Mapping[str, float]]
     """Devices that experiments may hold, by id and hardware; those missing may hold nothing."""
     preemptions: tuple[Preemption, ...]  # Runs that stop at a checkpoint, and for whom
-    free: Mapping[Lane, float]  # Devices that stay free, without those kept for a large run
-    reserved_for: Mapping[Lane, int]  # Experiments for which free devices are kept
-    _lanes: Lanes
+    lanes: Lanes  # As the pass leaves them
 
     def handovers(self) -> tuple[Handover, ...]:
         by_id = attrgetter("experiment_id", "hardware")
-        return tuple(sorted(handovers(self._lanes, self.preemptions), key=by_id))
+        return tuple(sorted(handovers(self.lanes, self.preemptions), key=by_id))
 
     def project_score(self, name: str, lane: Lane) -> ShareScore:
-        state = self._lanes.states[lane]
+        state = self.lanes.states[lane]
         level = Level(
             {each: project.weight for each, project in state.projects.items()},
-            {each: self._lanes.used.get((each, lane), 0.0) for each in state.projects},
+            {each: self.lanes.used.get((each, lane), 0.0) for each in state.projects},
             state.capacity * state.price,
         )
         return level.score(name, state.projects[name].rate)
@@ -67,9 +64,9 @@ class Division:
         """
         excess: defaultdict[str, float] = defaultdict(float)
         totals: defaultdict[str, float] = defaultdict(float)
-        for lane, state in self._lanes.states.items():
+        for lane, state in self.lanes.states.items():
             projects = {name: project for name, project in state.projects.items() if project.weight}
-            used = {name: self._lanes.used.get((name, lane), 0.0) for name in projects}
+            used = {name: self.lanes.used.get((name, lane), 0.0) for name in projects}
             total_usd = math.fsum(used.values())
             weights = math.fsum(project.weight for project in projects.values())
             for name, project in projects.items():
@@ -78,36 +75,34 @@ class Division:
         return {name: excess[name] / total if total else 0.0 for name, total in totals.items()}
 
     def user_score(self, name: str, user: str, lane: Lane) -> ShareScore:
-        project = self._lanes.states[lane].projects[name]
-        project.open()
+        project = self.lanes.states[lane].projects[name]
         level = Level(
             dict.fromkeys(project.users, 1.0),
-            {each: self._lanes.used_by(lane, name, each) for each in project.users},
-            self._lanes.entitled(self._lanes.states[lane], project),
+            {each: self.lanes.used_by(lane, name, each) for each in project.users},
+            self.lanes.entitled(self.lanes.states[lane], project),
         )
         return level.score(user, project.users[user].rate)
 
     def waiting(self) -> Iterator[Waiting]:
         """Yields who waits and why, in the order of turns: the first of all lanes, then the second."""
         reclaimed = {each.for_experiment_id for each in self.preemptions}
-        queues: dict[Lane, dict[int, defaultdict[UserLane, list[_Queued]]]] = {}
-        for claimant in itertools.chain(self._lanes.claimants, self._lanes.backlog):
-            for demand in claimant.demands:
+        queues: dict[Lane, dict[int, defaultdict[UserLane, list[QueuedDemand]]]] = {}
+        for claimant in self.lanes.claimants:
+            for number, demand in enumerate(claimant.demands):
                 lane = lane_of(claimant, demand)
-                if demand.waiting > self._lanes.started[claimant.id, lane, demand.devices]:
-                    project = self._lanes.states[lane].projects[claimant.project]
-                    project.open()
-                    priority = self._lanes.priority(claimant, project.terms)
+                if demand.waiting > self.lanes.started[claimant.id, lane, demand.devices]:
+                    project = self.lanes.states[lane].projects[claimant.project]
+                    priority = self.lanes.priority(claimant)
                     entries = queues.setdefault(lane, {}).setdefault(priority, defaultdict(list))
-                    entry = waits_since_s(claimant), claimant.id, claimant, demand
+                    entry = QueuedDemand(waits_since_s(claimant), claimant.id, number, claimant, demand)
                     entries[project.users[claimant.user]].append(entry)
                     break
         turns = heapq.merge(*(self._turns(*each) for each in sorted(queues.items())), key=itemgetter(0, 1))
         ahead: defaultdict[Lane, list[int]] = defaultdict(list)
         scores: dict[tuple[str, ...], ShareScore] = {}
         for position, lane, user, priority, claimant, demand in turns:
-            state, project = self._lanes.states[lane], user.project
-            reason = self._reason(lane, user, priority, claimant, demand)
+            project = user.project
+            reason = self._reason(lane, user, priority, demand)
             if claimant.id in reclaimed:
                 reason = WaitingReason.reclaiming
             of_project, of_user = (*lane, project.name), (*lane, project.name, user.name)
@@ -124,33 +119,26 @@ class Division:
                 scores[of_project],
                 scores[of_user],
                 tuple(ahead[lane]),
-                max(0.0, state.free),
                 self._detail(user, reason, demand.hardware),
             )
             if len(ahead[lane]) < MOST_AHEAD:
                 ahead[lane].append(claimant.id)
 
-    def _reason(
-        self, lane: Lane, user: UserLane, priority: int, claimant: Claimant, demand: Demand
-    ) -> WaitingReason:
-        state, project = self._lanes.states[lane], user.project
-        project.open()
+    def _reason(self, lane: Lane, user: UserLane, priority: int, demand: Demand) -> WaitingReason:
+        state = self.lanes.states[lane]
         reason = user.buckets[priority][demand.devices].closed
         if reason is not None and reason not in (WaitingReason.busy, WaitingReason.share):
             return reason
-        reason = self._lanes.limit(user, lane.hardware, demand.devices)
+        reason = self.lanes.limit(user, lane.hardware, demand.devices)
         if reason is not None:
             return reason
         if demand.devices > state.capacity + ROUNDING:
             return WaitingReason.no_capacity
-        started = self._lanes.started[claimant.id, lane, demand.devices]
-        if demand.room is not None and started >= demand.room:
-            return WaitingReason.shape
-        return self._lanes.no_turn(state, user)
+        return self.lanes.no_turn(state, user)
 
     def _detail(self, user: UserLane, reason: WaitingReason, hardware: str) -> str | None:
         terms = user.project.terms
-        runs = self._lanes.runs[user.project.name, user.name]
+        runs = self.lanes.runs[user.project.name, user.name]
         limits = {
             WaitingReason.budget: terms.holds,
             WaitingReason.user_cap: f"{runs} of {terms.concurrent_runs_per_user} runs",
@@ -160,7 +148,7 @@ class Division:
         }
         return limits.get(reason)
 
-    def _turns(self, lane: Lane, queues: Mapping[int, Mapping[UserLane, list[_Queued]]]) -> Iterator[_Turn]:
+    def _turns(self, lane: Lane, queues: Mapping[int, _Queues]) -> Iterator[_Turn]:
         position = itertools.count(1)
         more: defaultdict[UserLane | ProjectLane, float] = defaultdict(float)
 
@@ -169,12 +157,12 @@ class Division:
             return project.score(more[project]), project.name, user.score(more[user]), user.name
 
         for priority in sorted(queues, reverse=True):
-            left = {user: deque(sorted(entries, key=_AGE)) for user, entries in queues[priority].items()}
+            left = {user: deque(sorted(entries, key=AGE)) for user, entries in queues[priority].items()}
             while left:
                 user = min(left, key=order)
-                _, _, claimant, demand = left[user].popleft()
+                *_, claimant, demand = left[user].popleft()
                 yield next(position), lane, user, priority, claimant, demand
-                more[user] += demand.devices * self._lanes.states[lane].price
-                more[user.project] += demand.devices * self._lanes.states[lane].price
+                more[user] += demand.devices * self.lanes.states[lane].price
+                more[user.project] += demand.devices * self.lanes.states[lane].price
                 if not left[user]:
                     del left[user]

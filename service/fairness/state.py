@@ -1,6 +1,5 @@
 """What a pass over the devices is given, and what it returns; nothing else is remembered between passes."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,10 +22,6 @@ USEFUL_RESTARTS = 50.0  # The same in costs of a restart: at most 2% of a run is
 ROUNDING = 1e-6  # Parts of devices need not add up exactly
 
 
-class InvalidTerms(ValueError):
-    """A project's terms contradict themselves; the message names field, value, constraint and fix."""
-
-
 class Lane(NamedTuple):
     """Devices that can stand in for each other: one hardware kind in one pool."""
 
@@ -47,36 +42,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ProjectTerms:
-    """What a project may count on, and its limits; devices are by hardware kind, over all pools."""
+    """What a project may count on, and its limits, checked when they were set; devices by hardware kind."""
 
     weight: float = 1.0
     guaranteed: Mapping[str, float] = field(default_factory=dict)  # Before others; lent out while idle
     ceiling: Mapping[str, float] = field(default_factory=dict)  # A missing kind has none
-    most_priority: int | None = None  # Highest that its experiments count with; None = no limit
     concurrent_runs_per_user: int | None = None  # None = no limit
     holds: str | None = None  # Why it starts nothing more (a budget that is spent), in words; None = it does
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidTerms(
-                f"weight: {self.weight:g} is not above 0; use a positive number, or archive the project"
-            )
-        for name in ("guaranteed", "ceiling"):
-            for hardware, devices in getattr(self, name).items():
-                if not (math.isfinite(devices) and devices >= 0):
-                    raise InvalidTerms(
-                        f"{name}.{hardware}: {devices:g} is not a number of devices; use 0 or more"
-                    )
-        for hardware, devices in self.guaranteed.items():
-            ceiling = self.ceiling.get(hardware, math.inf)
-            if devices > ceiling:
-                raise InvalidTerms(
-                    f"guaranteed.{hardware}: {devices:g} is above the ceiling of {ceiling:g}; lower it, or "
-                    f"raise ceiling.{hardware}"
-                )
-        if (cap := self.concurrent_runs_per_user) is not None and cap < 0:
-            fix = "use 0 or more, or leave it out for no limit"
-            raise InvalidTerms(f"concurrent_runs_per_user: {cap} is below 0; {fix}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +60,6 @@ class Demand:
     running: int = 0
     waiting: int = 0  # Further runs that could start now, within the experiment's own limit
     yieldable: int | None = None  # Running ones that may be preempted (`may_yield`); None = all
-    next_checkpoint_s: float | None = None  # Of the first of those, Unix seconds; None = at once
-    room: int | None = None  # Waiting ones that the nodes can hold besides; None = not limited by shape
-
-    @property
-    def startable(self) -> int:
-        return self.waiting if self.room is None else min(self.waiting, self.room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +106,6 @@ class WaitingReason(StrEnum):
     user_cap = "user_cap"  # The user has as many runs at a time as the project allows
     ceiling = "ceiling"  # The project holds as many devices of the kind as it may
     no_capacity = "no_capacity"  # There are not as many devices of the kind as one run needs
-    shape = "shape"  # Enough devices are free, but not together as the run needs them
     reclaiming = "reclaiming"  # Devices are about to become free for it, at another run's checkpoint
     reserved = "reserved"  # Free devices are kept for a larger run that has waited long
     share = "share"  # Its user or project has its share, or others with less than theirs are ahead
@@ -156,7 +121,6 @@ class Preemption:
     hardware: str
     runs: int
     devices: float  # What they hold together
-    by_s: float | None  # When the first of them has its checkpoint, in Unix seconds; None = at once
     for_experiment_id: int
 
 
@@ -182,17 +146,11 @@ class Waiting:
     project_score: ShareScore
     user_score: ShareScore
     ahead: tuple[int, ...]  # Experiments that come first, at most `MOST_AHEAD`, the next one first
-    free_devices: float
     detail: str | None = None  # Limit or reason in words, where there is one (a budget, a number)
 
 
 def may_yield(now_s: float, started_s: float, restart_s: float) -> bool:
     return now_s - started_s >= max(USEFUL_S, USEFUL_RESTARTS * restart_s)
-
-
-def permitted(priority: int, terms: ProjectTerms) -> int:
-    most = terms.most_priority
-    return priority if most is None or priority < most else most
 
 
 def waits_since_s(claimant: Claimant) -> float:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from service.config.hardware import Hardware, find
-from service.domain.serialization import Number, Serializable
+from service.domain.metrics import Span
+from service.domain.serialization import Serializable
 from service.specs.experiment import ExperimentSpec
 from trainers.config import SHARERS, Precision, Site, TaskConfig
 from trainers.telemetry.flops import FlopCount, Tally
@@ -58,21 +59,6 @@ class Past:
     total_time_s: float
     setup_time_s: float
     energy_kwh: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Span(Serializable):
-    """An estimate with the ends of its interval."""
-
-    low: Number  # Lower end
-    middle: Number  # The estimate
-    high: Number  # Upper end
-
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.middle + other.middle, self.high + other.high)
-
-    def __mul__(self, factor: float) -> Span:
-        return Span(self.low * factor, self.middle * factor, self.high * factor)
 
 
 @dataclass(frozen=True, slots=True)

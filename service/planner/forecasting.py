@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from service.config.document import Problem, SpecError
 from service.config.hardware import Hardware
 from service.db import schema
-from service.domain.metrics import finite
+from service.domain.metrics import Span, finite
 from service.domain.states import RunState
 from service.planner.forecast import (
     Cell,
@@ -21,7 +21,6 @@ from service.planner.forecast import (
     GridForecast,
     Past,
     RunForecast,
-    Span,
     forecast,
     forecast_run,
     nothing_counted,

@@ -6,12 +6,11 @@ once that has come: intervals are widened by the error from then on (`service.fa
 """
 
 import itertools
-import logging
 import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,9 +18,8 @@ from sqlalchemy import Connection, Row, insert
 
 from service.config.hardware import Hardware, lookup
 from service.db import schema, statements
-from service.db.errors import StoreError
 from service.domain.access import DEFAULT_POOL, Visibility
-from service.domain.metrics import finite
+from service.domain.metrics import Span, finite
 from service.domain.serialization import to_json
 from service.domain.start_forecasts import PlannedStart, StartForecast, Yields
 from service.domain.states import ExperimentState, RunState
@@ -30,8 +28,6 @@ from service.fairness.eta import (
     REMEMBERED,
     Calibration,
     RunningRun,
-    Seconds,
-    Start,
     reason_in_words,
     start_in_words,
     starts,
@@ -45,9 +41,8 @@ from service.scheduling.queue import Queue
 from service.scheduling.situation import Newcomer, Seen, SituationReader
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
+from service.store.base import until_stopped
 from trainers.config import SHARERS
-
-logger = logging.getLogger(__name__)
 
 _x, _r, _f, _e = schema.experiments.c, schema.runs.c, schema.start_forecasts.c, schema.start_errors.c
 ERRORS = sa.select(schema.start_errors).order_by(_e.id)  # The oldest first
@@ -61,7 +56,7 @@ LEAST_PROGRESS = 0.05  # Part of a run from which on the rest is forecast from i
 PACE = (0.7, 1.5)  # Ends of the interval for the rest of such a run, as multiples of the time at its pace
 LEAST_LEFT = 0.2  # Part of its time that a run which should have ended is expected to continue
 CHECKPOINT_S = 30.0  # At most, from a request to stop
-UNKNOWN = Seconds(60.0, 1800.0, 6 * 3600.0)
+UNKNOWN = Span(60.0, 1800.0, 6 * 3600.0)
 _STARTED = frozenset(ExperimentState) - {
     ExperimentState.queued,
     ExperimentState.paused,
@@ -69,7 +64,7 @@ _STARTED = frozenset(ExperimentState) - {
 }
 _FIRST = ("first_s", "first_reason", "first_earliest_s", "first_latest_s")
 PLANNED_RUNS = 100  # From which the demand of a whole grid is estimated
-_AT_ONCE = Start(0.0, 0.0, 0.0)
+_AT_ONCE = Span(0.0, 0.0, 0.0)
 
 
 class StartForecasts:
@@ -80,18 +75,11 @@ class StartForecasts:
         self._queue = Queue(store, pool)
         self._reader = SituationReader(store, pool)
         self._catalogue = store.settings.catalogue()
-        self._times: dict[int, Seconds] = {}
+        self._times: dict[int, Span] = {}
         self._timed_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        while not stop.wait(EVERY_S):
-            try:
-                self.run_once()
-            except StoreError as error:
-                logger.warning("forecasts of starts wait for the database: %s", error)
-            except Exception:
-                # A queue that cannot be forecast must not end the forecasts of all later ones.
-                logger.exception("forecasting starts failed; trying again")
+        until_stopped(self.run_once, EVERY_S, "forecasts of starts", stop)
 
     def run_once(self) -> None:
         cluster = self._queue.cluster()
@@ -99,8 +87,8 @@ class StartForecasts:
             return
         active = self._queue.active()
         seen = self._reader.read(cluster, active, CONSIDERED)
-        found: dict[int, tuple[Waiting, Start]] = {}
-        times: Mapping[int, Seconds] = {}
+        found: dict[int, tuple[Waiting, Span]] = {}
+        times: Mapping[int, Span] = {}
         if not seen.waiting:
             with self._store.database.read() as connection:
                 if connection.execute(FORECASTS_IN, {"in_pool": self._queue.pool}).first() is None:
@@ -118,7 +106,7 @@ class StartForecasts:
             lambda connection: self._put(connection, seen.situation.now_s, times, found)
         )
 
-    def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Seconds]:
+    def _look_up_times(self, ids: Sequence[int]) -> Mapping[int, Span]:
         now = self._store.monotonic()
         if now - self._timed_s >= TIMES_EVERY_S:
             self._times, self._timed_s = {}, now
@@ -131,8 +119,8 @@ class StartForecasts:
         self,
         connection: Connection,
         now_s: float,
-        times: Mapping[int, Seconds],
-        found: Mapping[int, tuple[Waiting, Start]],
+        times: Mapping[int, Span],
+        found: Mapping[int, tuple[Waiting, Span]],
     ) -> None:
         """Replaces the pool's forecasts, and learns from those whose experiments have started."""
         own = {"in_pool": self._queue.pool}
@@ -156,7 +144,7 @@ class StartForecasts:
                 "pool": self._queue.pool,
                 "at_s": now_s,
                 "run_low_s": time.low,
-                "run_median_s": time.median,
+                "run_median_s": time.middle,
                 "run_high_s": time.high,
                 "start": None,
                 **dict.fromkeys(_FIRST),
@@ -166,7 +154,7 @@ class StartForecasts:
                 row["start"] = to_json(_forecast(waiting, projects[id], start, learned, now_s))
                 kept = first.get(id)
                 values = (
-                    (now_s, waiting.reason, finite(start.earliest), finite(start.latest))
+                    (now_s, waiting.reason, finite(start.low), finite(start.high))
                     if kept is None
                     else (getattr(kept, name) for name in _FIRST)
                 )
@@ -187,13 +175,11 @@ def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) 
         # An experiment that is tried again started long before it was forecast.
         is_first = state.started_s is not None and state.started_s >= row.first_s
         started_s = state.started_s if is_first else now_s
-        forecast = Start(row.first_earliest_s, row.first_earliest_s, row.first_latest_s)
+        forecast = Span(row.first_earliest_s, row.first_earliest_s, row.first_latest_s)
         reason = WaitingReason(row.first_reason)
-        error = Calibration().learned(reason, forecast, max(0.0, started_s - row.first_s))
-        connection.execute(
-            insert(schema.start_errors),
-            {"reason": reason, "early": error.early[reason][0], "late": error.late[reason][0]},
-        )
+        learned = Calibration().learned(reason, forecast, max(0.0, started_s - row.first_s))
+        ((early, late),) = learned.errors[reason]
+        connection.execute(insert(schema.start_errors), {"reason": reason, "early": early, "late": late})
         newest = (
             sa.select(_e.id).where(_e.reason == reason).order_by(_e.id.desc()).limit(REMEMBERED).subquery()
         )
@@ -203,7 +189,7 @@ def _learn(connection: Connection, ended: Mapping[int, Row[Any]], now_s: float) 
 
 
 def _forecast(
-    waiting: Waiting, project: str, start: Start, learned: Calibration, now_s: float
+    waiting: Waiting, project: str, start: Span, learned: Calibration, now_s: float
 ) -> StartForecast:
     widened = learned.widened(waiting.reason, start)
     return StartForecast(
@@ -213,9 +199,9 @@ def _forecast(
         place=waiting.position,
         reason=reason_in_words(waiting, project),
         ahead=list(waiting.ahead),
-        earliest_s=finite(now_s + widened.earliest),
-        median_s=finite(now_s + widened.median),
-        latest_s=finite(now_s + widened.latest),
+        earliest_s=finite(now_s + widened.low),
+        median_s=finite(now_s + widened.middle),
+        latest_s=finite(now_s + widened.high),
         project=waiting.project_score,
         user=waiting.user_score,
     )
@@ -227,11 +213,11 @@ class QueueForecast:
 
     division: Division
     waiting: Mapping[int, Waiting]
-    starts: Mapping[int, Start]
+    starts: Mapping[int, Span]
 
 
 def forecast_queue(
-    store: Store, seen: Seen, times: Mapping[int, Seconds], active: int, only: Collection[int]
+    store: Store, seen: Seen, times: Mapping[int, Span], active: int, only: Collection[int]
 ) -> QueueForecast:
     """Returns when what waits will start, of the experiments `only`: the last claimants.
 
@@ -260,18 +246,15 @@ def forecast_queue(
         id = claimant.id
         if id not in found:
             continue
-        start = found[id]
-        found[id] = Start(
-            max(start.earliest, from_s.low), max(start.median, from_s.median), max(start.latest, from_s.high)
-        )
-        if id not in waiting or from_s.median > start.median:
+        if id not in waiting or from_s.middle > found[id].middle:
             waiting[id] = _waits_for_a_place(rank, claimant, division, most)
+        found[id] = Span(*map(max, astuple(found[id]), astuple(from_s)))
     return QueueForecast(division, waiting, found)
 
 
 def times_of(
     store: Store, specs: Mapping[int, ExperimentSpec | None], catalogue: Mapping[str, Hardware]
-) -> dict[int, Seconds]:
+) -> dict[int, Span]:
     time_s = _r.total_time_s
     statement = (
         sa.select(
@@ -291,40 +274,34 @@ def times_of(
     )
     with store.database.read() as connection:
         own = {
-            row.experiment_id: Seconds(row.least, row.mean, row.most)
+            row.experiment_id: Span(row.least, row.mean, row.most)
             for row in connection.execute(statement)
             if row.ended >= FEWEST_RUNS
         }
     return {id: own[id] if id in own else time_of(spec, store, catalogue) for id, spec in specs.items()}
 
 
-def time_of(spec: ExperimentSpec | None, store: Store, catalogue: Mapping[str, Hardware]) -> Seconds:
-    found = None if spec is None else run_time_of(spec, store, catalogue)
-    return UNKNOWN if found is None else Seconds(found.low, found.middle, found.high)
+def time_of(spec: ExperimentSpec | None, store: Store, catalogue: Mapping[str, Hardware]) -> Span:
+    return UNKNOWN if spec is None else run_time_of(spec, store, catalogue) or UNKNOWN
 
 
 def calibration(connection: Connection) -> Calibration:
-    early: defaultdict[WaitingReason, list[float]] = defaultdict(list)
-    late: defaultdict[WaitingReason, list[float]] = defaultdict(list)
+    errors: defaultdict[WaitingReason, list[tuple[float, float]]] = defaultdict(list)
     for row in connection.execute(ERRORS):
-        early[WaitingReason(row.reason)].append(row.early)
-        late[WaitingReason(row.reason)].append(row.late)
-    return Calibration(
-        {reason: tuple(values) for reason, values in early.items()},
-        {reason: tuple(values) for reason, values in late.items()},
-    )
+        errors[WaitingReason(row.reason)].append((row.early, row.late))
+    return Calibration(errors)
 
 
 def _places(
-    claimants: Sequence[Claimant], active: int, times: Mapping[int, Seconds], most: int
-) -> Iterator[tuple[int, Claimant, Seconds]]:
+    claimants: Sequence[Claimant], active: int, times: Mapping[int, Span], most: int
+) -> Iterator[tuple[int, Claimant, Span]]:
     """Yields rank, claimant and time until there is a place of those without one now, in the order of claims.
 
     Those without a driver get that of whoever has most (`service.scheduling.fair_pass`); others wait for an
     experiment to end. Those that start then end as well, and make room for the rest: how soon is not known.
     """
     drivers = Counter((each.project, each.user) for each in claimants[:active])
-    ends = sorted((_end(each, times[each.id]) for each in claimants[:active]), key=lambda end: end.median)
+    ends = sorted((_end(each, times[each.id]) for each in claimants[:active]), key=lambda end: end.middle)
     last = ends[-1] if ends else UNKNOWN
     for rank, claimant in enumerate(claimants[active:]):
         owner = claimant.project, claimant.user
@@ -332,15 +309,15 @@ def _places(
         if rank >= most - active:
             if not drivers[owner] and count > 1:
                 drivers[richest] -= 1
-                from_s = Seconds(0.0, CHECKPOINT_S, 2 * CHECKPOINT_S)
+                from_s = Span(0.0, CHECKPOINT_S, 2 * CHECKPOINT_S)
             else:
-                from_s = ends.pop(0) if ends else Seconds(last.low, last.median, math.inf)
+                from_s = ends.pop(0) if ends else Span(last.low, last.middle, math.inf)
             if claimant.demands:
                 yield rank, claimant, from_s
         drivers[owner] += 1
 
 
-def _end(claimant: Claimant, time: Seconds) -> Seconds:
+def _end(claimant: Claimant, time: Span) -> Span:
     rounds = max(
         (
             math.ceil((demand.running + demand.waiting) / max(1, demand.running))
@@ -348,7 +325,7 @@ def _end(claimant: Claimant, time: Seconds) -> Seconds:
         ),
         default=1,
     )
-    return Seconds(LEAST_LEFT * time.low, rounds * time.median, rounds * time.high)
+    return Span(LEAST_LEFT * time.low, rounds * time.middle, rounds * time.high)
 
 
 def _waits_for_a_place(rank: int, claimant: Claimant, division: Division, most: int) -> Waiting:
@@ -363,13 +340,12 @@ def _waits_for_a_place(rank: int, claimant: Claimant, division: Division, most: 
         division.project_score(claimant.project, lane),
         division.user_score(claimant.project, claimant.user, lane),
         (),
-        division.free.get(lane, 0.0),
         f"max_concurrent_experiments is {most}",
     )
 
 
 def _running(
-    situation: Situation, times: Mapping[int, Seconds], at_work: Iterable[Row[Any]]
+    situation: Situation, times: Mapping[int, Span], at_work: Iterable[Row[Any]]
 ) -> dict[tuple[int, str], list[RunningRun]]:
     """Returns the runs that hold devices, by experiment and hardware; the oldest yield first."""
     rows: defaultdict[tuple[int, str], list[Row[Any]]] = defaultdict(list)
@@ -390,13 +366,13 @@ def _running(
     return running
 
 
-def _left(time: Seconds, worked_s: float, row: Row[Any] | None) -> Seconds:
+def _left(time: Span, worked_s: float, row: Row[Any] | None) -> Span:
     done = row.step / row.total_steps if row is not None and row.total_steps else 0.0
     if LEAST_PROGRESS <= done <= 1.0 and worked_s:
         rest = worked_s * (1.0 - done) / done
-        return Seconds(PACE[0] * rest, rest, PACE[1] * rest)
-    low, median, high = (max(end - worked_s, LEAST_LEFT * end) for end in (time.low, time.median, time.high))
-    return Seconds(low, median, high)
+        return Span(PACE[0] * rest, rest, PACE[1] * rest)
+    low, median, high = (max(end - worked_s, LEAST_LEFT * end) for end in (time.low, time.middle, time.high))
+    return Span(low, median, high)
 
 
 def planned_start(
@@ -413,7 +389,7 @@ def planned_start(
         return None
     with store.database.read() as connection:
         rows = connection.execute(FORECASTS_IN, {"in_pool": spec.pool})
-        times = {row.experiment_id: Seconds(row.run_low_s, row.run_median_s, row.run_high_s) for row in rows}
+        times = {row.experiment_id: Span(row.run_low_s, row.run_median_s, row.run_high_s) for row in rows}
         learned = calibration(connection)
     times[newcomer.id] = time_of(spec, store, catalogue)
     forecast = forecast_queue(store, seen, times, len(active), [newcomer.id])
@@ -437,9 +413,9 @@ def planned_start(
     return PlannedStart(
         hardware=waiting.hardware,
         devices=waiting.devices,
-        earliest_s=finite(start.earliest),
-        median_s=finite(start.median),
-        latest_s=finite(start.latest),
+        earliest_s=finite(start.low),
+        median_s=finite(start.middle),
+        latest_s=finite(start.high),
         reason=reason,
         ahead=ahead,
         behind=behind,
@@ -492,7 +468,7 @@ def _yields(
     return [*found, Yields(None, None, hidden)] if hidden else found
 
 
-def _words(start: Start, reason: str, ahead: int, behind: int, yields: list[Yields]) -> str:
+def _words(start: Span, reason: str, ahead: int, behind: int, yields: list[Yields]) -> str:
     parts = [start_in_words(start), reason, f"{ahead} ahead of it" if ahead else "next in line"]
     if behind:
         parts.append(f"{behind} that wait{'s' * (behind == 1)} would come after it")

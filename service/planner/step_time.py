@@ -116,13 +116,15 @@ class LayerCost:
     name: str
     forward_ms: float
     backward_ms: float
-    gradient_bytes: int
-    gradients: tuple[Gradient, ...] = ()  # In the order of the backward pass; empty = one, sent whole
+    gradients: tuple[Gradient, ...]  # In the order of the backward pass
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(gradient.size_bytes for gradient in self.gradients)
 
     def tensors(self) -> list[Layer]:
         """Returns its gradients as they become ready: the backward time is divided by their sizes."""
-        gradients = self.gradients or (Gradient(self.gradient_bytes, self.gradient_bytes),)
-        whole = sum(gradient.size_bytes for gradient in gradients)
+        gradients, whole = self.gradients or (Gradient(0, 0.0),), self.gradient_bytes
         return [
             Layer(
                 self.name,
@@ -292,36 +294,23 @@ def assumed(
         raise ValueError(
             f"tflops is {rates.tflops} and bandwidth_gb_s {rates.bandwidth_gb_s}; give rates above 0"
         )
+    embeddings, head = _gradients(shape.embeddings, payload), _gradients(shape.head, payload)
     flops, batch = shape.flop_count, Tally.full(examples, tokens)
     layer_ms = flops.encoder(batch) / len(shape.layers) / (rates.tflops * 1e9)
     head_ms = flops.ending(batch) / (rates.tflops * 1e9)
     moved_ms = 1.0 / (rates.bandwidth_gb_s * 1e6)
     looked_up_ms = 4.0 * batch.tokens * flops.hidden * 4 * moved_ms
-    table_bytes = sum(gradient.size_bytes for gradient in _gradients(shape.embeddings, payload))
+    written_ms = 2 * sum(gradient.size_bytes for gradient in embeddings) * moved_ms
     costs = (
-        _cost(
-            "embeddings", looked_up_ms, looked_up_ms + 2 * table_bytes * moved_ms, shape.embeddings, payload
-        ),
+        LayerCost("embeddings", looked_up_ms, looked_up_ms + written_ms, embeddings),
         *(
-            _cost(f"layer {number}", layer_ms, 2 * layer_ms, layer, payload)
+            LayerCost(f"layer {number}", layer_ms, 2 * layer_ms, _gradients(layer, payload))
             for number, layer in enumerate(shape.layers)
         ),
-        _cost("head", head_ms, 2 * head_ms, shape.head, payload),
+        LayerCost("head", head_ms, 2 * head_ms, head),
     )
     parameters = sum(cost.gradient_bytes for cost in costs)
     return Step(costs, optimizer_passes * parameters * moved_ms, 1, examples)
-
-
-def _cost(
-    name: str,
-    forward_ms: float,
-    backward_ms: float,
-    shapes: Sequence[tuple[int, ...]],
-    payload: Payload,
-) -> LayerCost:
-    gradients = _gradients(shapes, payload)
-    size = sum(gradient.size_bytes for gradient in gradients)
-    return LayerCost(name, forward_ms, backward_ms, size, gradients)
 
 
 def _gradients(shapes: Sequence[tuple[int, ...]], payload: Payload) -> tuple[Gradient, ...]:
@@ -330,19 +319,17 @@ def _gradients(shapes: Sequence[tuple[int, ...]], payload: Payload) -> tuple[Gra
 
 def step_of(times: StepTimes, parallel: Parallel) -> Step:
     layers = tuple(
-        LayerCost(
-            layer.name, layer.forward_ms, layer.backward_ms, layer.gradient_bytes, gradients(layer, parallel)
-        )
+        LayerCost(layer.name, layer.forward_ms, layer.backward_ms, gradients(layer, parallel))
         for layer in times.layers
     )
     return Step(layers, times.rest_ms, times.micro_batches, times.examples)
 
 
 def gradients(layer: LayerTime, parallel: Parallel) -> tuple[Gradient, ...]:
-    """Returns the gradients of a layer's tensors, in the order of the backward pass."""
+    """Returns gradients of tensors in the order of the backward pass; one, sent whole, if not known."""
     elements = sum(math.prod(shape) for shape in layer.shapes)
     if not elements:
-        return ()
+        return (Gradient(layer.gradient_bytes, layer.gradient_bytes),)
     size = layer.gradient_bytes // elements
     sent = payload_of(parallel, size)
     return tuple(Gradient(math.prod(shape) * size, sent(shape)) for shape in layer.shapes)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Self, TypeVar
 
-from service.store import StaleAttempt, StoreError, StoreOutage
+from service.store import StaleAttempt, StoreOutage
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +24,6 @@ def wait_out(call: Callable[[], Result], what: str) -> Result:
         except StoreOutage as error:
             logger.warning("the database is unavailable; %s is waiting: %s", what, error)
         time.sleep(RETRY_S)
-
-
-def until_stopped(step: Callable[[], object], every_s: float, what: str, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            step()
-        except StoreError as error:
-            logger.warning("%s wait for the database: %s", what, error)
-        stop.wait(every_s)
 
 
 class Repeated:

@@ -110,7 +110,8 @@ class Recorder:
         self._stop_attempts: dict[tuple[int, int], StopReason] = {}
         self._stale: set[tuple[int, int]] = set()
         self._away_until_s = 0.0
-        self._trouble: str | None = "the database has not been reached yet"
+        self.trouble: str | None = "the database has not been reached yet"
+        """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
         self._closing = False
         self._figures = MetricBuffer()
         store.database.observe_write = functools.partial(
@@ -148,15 +149,10 @@ class Recorder:
         with self._lock:
             self._stale.add((run_id, attempt))
 
-    @property
-    def trouble(self) -> str | None:
-        """Why rows on this disk, also from earlier recorders, wait for the database; None = none wait."""
-        return self._trouble
-
     def wait_until_stored(self, timeout_s: float) -> str | None:
         """Waits until no points of any attempt are left on the node's disk; returns why some are, or None."""
         deadline = time.monotonic() + timeout_s
-        while (trouble := self._trouble) is not None and time.monotonic() < deadline:
+        while (trouble := self.trouble) is not None and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         return trouble
 
@@ -215,7 +211,7 @@ class Recorder:
 
     def _due(self) -> bool:
         now = time.monotonic()
-        behind = self._trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
+        behind = self.trouble is not None or (bool(self._inherited) and now >= self._look_again_s)
         return behind and now >= self._away_until_s
 
     def _keep(self, reports: list[Report]) -> bool:
@@ -229,9 +225,9 @@ class Recorder:
                 # Not even an unforeseen error may lose rows or end this thread.
                 self._away(error)
             else:
-                if self._trouble is not None:
+                if self.trouble is not None:
                     logger.info("the database takes points")
-                    self._trouble = None
+                    self.trouble = None
                 with self._lock:
                     # What came during the write waits for the next; its age is counted from here.
                     self._oldest_s = time.monotonic() if len(self._waiting) > len(reports) else None
@@ -247,12 +243,12 @@ class Recorder:
 
     def _away(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {_line(error)}"
-        if trouble != self._trouble:
+        if trouble != self.trouble:
             foreseen = isinstance(error, StoreError)
             logger.warning(
                 "spooling points to %s: %s", self._folder, trouble, exc_info=None if foreseen else error
             )
-        self._trouble = trouble
+        self.trouble = trouble
         self._away_until_s = time.monotonic() + RETRY_S
 
     # -- Figures -----------------------------------------------------------------------------------

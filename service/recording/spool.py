@@ -22,6 +22,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from service.config.settings import Settings
+from trainers.data.cache import sync
 
 SUFFIX = ".spool"
 _DAMAGED = ".damaged"
@@ -172,7 +173,7 @@ class Spool:
         self._file = self.path.open("x+b", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._end = 0
-        _sync_folder(folder)
+        sync(folder)
 
     def append(self, records: Sequence[bytes]) -> None:
         """Adds records, durable on return; after an `OSError` none was added."""
@@ -229,17 +230,9 @@ def append_line(path: Path, line: str) -> None:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _framed(record: bytes) -> bytes:
     fields = _FIELDS.pack(_MARK, len(record), zlib.crc32(record))
     return fields + zlib.crc32(fields).to_bytes(4, "big") + record
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

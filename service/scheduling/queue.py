@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -39,7 +39,7 @@ from service.scheduling.queue_pages import ClaimTurn, Stretch, WaitingCount, str
 from service.specs import models
 from service.specs.experiment import read_stored
 from service.store import Store
-from service.store.base import NewEvent, insert_events, records, storable
+from service.store.base import NewEvent, StorePart, announce, records, storable, transaction
 
 _x, _r, _s, _c = schema.experiments.c, schema.runs.c, schema.schedulers.c, schema.cluster_snapshots.c
 
@@ -154,15 +154,13 @@ def explain(
     return "next in line; the scheduler will claim it shortly"
 
 
-class Queue:
+class Queue(StorePart):
     """What schedulers do (claims, leases, heartbeats) is about one pool; what people read is about all."""
 
     def __init__(self, store: Store, pool: str = DEFAULT_POOL) -> None:
-        self._store = store
+        super().__init__(store.database, store.settings, store.clocks)
+        self._run_counts_of = store.experiments.run_counts_of
         self.pool = pool
-        self._database = store.database
-        self._settings = store.settings
-        self._clock = store.clock
         self._group = GroupCommit[ClaimRequest, list[Experiment]](
             self._claim_group, lambda claim: claim.limit, 1000
         )
@@ -191,28 +189,29 @@ class Queue:
         def body(connection: Connection) -> list[list[Experiment]]:
             if connection.dialect.name == "postgresql":
                 connection.execute(queue_statements.CLAIMS_IN_TURN)
-            now = self._store.database_time(connection)
-            return serve(connection, self.pool, take(), now, self._clock())
+            now = self.database_time(connection)
+            return serve(connection, self.pool, take(), now, self.clock())
 
-        return list(self._database.write(body))
+        return list(self.database.write(body))
 
     def active(self) -> list[Experiment]:
         """Returns the pool's experiments that are starting or running, the oldest lease first."""
-        with self._database.read() as connection:
-            return records(connection, Experiment, queue_statements.active_experiments(self.pool))
+        return self.read_records(Experiment, queue_statements.active_experiments(self.pool))
 
     def leases(self) -> list[Lease]:
         """Returns the leases of the pool's experiments that are starting or running, the oldest first."""
-        with self._database.read() as connection:
-            wanted = {"in_pool": self.pool, "now": self._store.database_time(connection)}
+        with self.database.read() as connection:
+            wanted = {"in_pool": self.pool, "now": self.database_time(connection)}
             rows = connection.execute(queue_statements.LEASES, wanted).mappings().all()
         return [
             Lease(Experiment.from_row(row), bool(row["lapsed"]), bool(row["withdrawn"]), row["silent_s"])
             for row in rows
         ]
 
+    @transaction
     def adopt(
         self,
+        connection: Connection,
         experiment_id: int,
         attempt: int,
         scheduler: str,
@@ -224,40 +223,26 @@ class Queue:
 
         `driver_is_silent`: there is a job whose driver should have renewed the lease.
         """
-        at_s = self._clock()
+        lapsed = statements.adopt_lapsed(
+            experiment_id,
+            attempt,
+            storable(scheduler),
+            now=self.database_time(connection),
+            lease_s=lease_s,
+            driver_is_silent=driver_is_silent,
+        )
+        if not connection.execute(lapsed.where(_x.pool == self.pool)).rowcount:
+            return False
+        message = f"lease expired; adopted by {scheduler}"
+        new = NewEvent(EventKind.experiment_adopted, message, attempt=attempt)
+        announce(connection, experiment_id, [new], self.clock())
+        return True
 
-        def body(connection: Connection) -> bool:
-            statement = statements.adopt_lapsed(
-                experiment_id,
-                attempt,
-                storable(scheduler),
-                now=self._store.database_time(connection),
-                lease_s=lease_s,
-                driver_is_silent=driver_is_silent,
-            ).where(schema.experiments.c.pool == self.pool)
-            if not connection.execute(statement).rowcount:
-                return False
-            row = connection.execute(
-                statements.ADVANCE_EVENTS, {"experiment": experiment_id, "count": 1}
-            ).one()
-            new = NewEvent(
-                EventKind.experiment_adopted, f"lease expired; adopted by {scheduler}", attempt=attempt
-            )
-            insert_events(connection, experiment_id, row.event_count, [new], at_s)
-            return True
-
-        return self._database.write(body)
-
-    def withdraw(self, experiment_id: int, attempt: int) -> bool:
+    @transaction
+    def withdraw(self, connection: Connection, experiment_id: int, attempt: int) -> bool:
         """Ends the lease of a silent driver for good; False = the driver has renewed it meanwhile."""
-
-        def body(connection: Connection) -> bool:
-            statement = statements.withdraw_lapsed(
-                experiment_id, attempt, now=self._store.database_time(connection)
-            ).where(schema.experiments.c.pool == self.pool)
-            return bool(connection.execute(statement).rowcount)
-
-        return self._database.write(body)
+        lapsed = statements.withdraw_lapsed(experiment_id, attempt, now=self.database_time(connection))
+        return bool(connection.execute(lapsed.where(_x.pool == self.pool)).rowcount)
 
     def listing(
         self, *, page_size: int = 1000, page_token: str | None = None, visible: Visibility = EVERYTHING
@@ -267,11 +252,11 @@ class Queue:
         Pool after pool, `default` first, in the order of claims; a position is the place in the pool's queue.
         Experiments of projects that are not visible are entries without a name.
         """
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             after = None
             if page_token is not None:
                 after = ClaimTurn.read(page_token, lambda id: _owner_and_pool_of(connection, id))
-            if not self._database.is_sqlite:
+            if not self.database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
             total, found = 0, list[_Placed]()
             for pool in sorted(
@@ -289,7 +274,7 @@ class Queue:
             explained = self._explained(connection, places, visible)
             schedulers = self._schedulers_alive(connection)
             at_work = [] if page_token is not None else _waiting_at_work(connection)
-        counts = self._store.experiments.run_counts_of([each.id for each, _ in (*explained, *at_work)])
+        counts = self._run_counts_of([each.id for each, _ in (*explained, *at_work)])
 
         def status(experiment: Experiment) -> ExperimentStatus | None:
             seen = visible.includes(experiment.project)
@@ -315,17 +300,17 @@ class Queue:
 
     def waiting_for_capacity(self) -> dict[str, int]:
         """Returns how many experiments at work have runs that wait for capacity, by pool."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return Counter(experiment.pool for experiment, _ in _waiting_at_work(connection))
 
     def position(self, experiment_id: int, visible: Visibility = EVERYTHING) -> QueuePosition:
         """Returns where one waiting experiment stands; raises `NotFound` if it does not wait."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             found = connection.execute(statements.experiment_by_id(experiment_id)).one_or_none()
             if found is None or found.state is not ExperimentState.queued:
                 raise NotFound("queued experiment", experiment_id)
             its_own = {name: getattr(found, name) for name in ("id", "pool", "owner", "priority", "queued_s")}
-            if not self._database.is_sqlite:
+            if not self.database.is_sqlite:
                 connection.execute(queue_statements.ALONG_THE_INDEX)
             rows = connection.execute(queue_statements.QUEUED_AROUND, its_own)
             waiting = [WaitingOfOwner(*row) for row in rows]
@@ -347,7 +332,7 @@ class Queue:
         shares = {
             row.experiment_id: row.reason for row in connection.execute(share_statements.reasons(places))
         }
-        now = self._store.database_time(connection)
+        now = self.database_time(connection)
         serving = {scheduler.pool for scheduler in self._schedulers_alive(connection)}
         clusters = clusters_in(connection)
         found = {row["id"]: Experiment.from_row(row) for row in rows}
@@ -355,7 +340,7 @@ class Queue:
             pool: connection.execute(queue_statements.COUNT_ACTIVE, {"pool": pool}).scalar_one()
             for pool in {experiment.pool for experiment in found.values()}
         }
-        catalogue = self._settings.catalogue()
+        catalogue = self.settings.catalogue()
         starts = start_forecasts(connection, places, now, visible)
         explained = []
         for id, place in places.items():
@@ -366,7 +351,7 @@ class Queue:
                 not_before_s=experiment.not_before_s,
                 no_scheduler=no_scheduler(experiment.pool, serving),
                 active=active[experiment.pool],
-                max_concurrent=self._settings.max_concurrent_experiments,
+                max_concurrent=self.settings.max_concurrent_experiments,
                 waits_for=models.waits_for(references.get(id, ())),
                 missing=_missing(specs.get(id), clusters.get(experiment.pool), catalogue),
                 last_failure=experiment.failure_message,
@@ -377,57 +362,46 @@ class Queue:
             explained.append((experiment, QueuePosition(place, reason, starts.get(id))))
         return explained
 
-    def heartbeat(self, scheduler: str, *, node: str, pid: int) -> None:
-        def body(connection: Connection) -> None:
-            now = self._store.database_time(connection)
-            before = now - FORGOTTEN_AFTER_S
-            connection.execute(sa.delete(schema.schedulers).where(_s.heartbeat_s < before))
-            unserved = (_c.at_s < before) & (_c.pool != self.pool)
-            connection.execute(sa.delete(schema.cluster_snapshots).where(unserved))
-            connection.execute(
-                statements.insert_or_replace(connection, schema.schedulers, ("name",), kept=("started_s",)),
-                {
-                    "name": storable(scheduler),
-                    "node": storable(node),
-                    "pid": pid,
-                    "started_s": now,
-                    "heartbeat_s": now,
-                    "pool": self.pool,
-                },
-            )
+    @transaction
+    def heartbeat(self, connection: Connection, scheduler: str, *, node: str, pid: int) -> None:
+        now = self.database_time(connection)
+        before = now - FORGOTTEN_AFTER_S
+        connection.execute(sa.delete(schema.schedulers).where(_s.heartbeat_s < before))
+        unserved = (_c.at_s < before) & (_c.pool != self.pool)
+        connection.execute(sa.delete(schema.cluster_snapshots).where(unserved))
+        alive = LiveScheduler(storable(scheduler), storable(node), pid, now, now, self.pool)
+        connection.execute(
+            statements.insert_or_replace(connection, schema.schedulers, ("name",), kept=("started_s",)),
+            asdict(alive),
+        )
 
-        self._database.write(body)
-
-    def leave(self, scheduler: str) -> None:
+    @transaction
+    def leave(self, connection: Connection, scheduler: str) -> None:
         """Notes that a scheduler ended in the ordinary way: it is not waited for."""
-        gone = sa.delete(schema.schedulers).where(_s.name == storable(scheduler))
-        self._database.write(lambda connection: connection.execute(gone))
+        connection.execute(sa.delete(schema.schedulers).where(_s.name == storable(scheduler)))
 
     def schedulers_alive(self) -> list[LiveScheduler]:
         """Returns schedulers of all pools that gave a heartbeat within the length of a lease."""
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return self._schedulers_alive(connection)
 
     def _schedulers_alive(self, connection: Connection) -> list[LiveScheduler]:
-        alive = _s.heartbeat_s >= self._store.database_time(connection) - self._settings.lease_s
+        alive = _s.heartbeat_s >= self.database_time(connection) - self.settings.lease_s
         return records(connection, LiveScheduler, sa.select(schema.schedulers).where(alive).order_by(_s.name))
 
-    def put_cluster(self, snapshot: ClusterSnapshot) -> None:
+    @transaction
+    def put_cluster(self, connection: Connection, snapshot: ClusterSnapshot) -> None:
         document = adapter(ClusterSnapshot).dump_python(snapshot, mode="json")
-
-        def body(connection: Connection) -> None:
-            connection.execute(
-                statements.insert_or_replace(connection, schema.cluster_snapshots, ("pool",)),
-                {"pool": self.pool, "at_s": snapshot.at_s, "snapshot": document},
-            )
-
-        self._database.write(body)
+        connection.execute(
+            statements.insert_or_replace(connection, schema.cluster_snapshots, ("pool",)),
+            {"pool": self.pool, "at_s": snapshot.at_s, "snapshot": document},
+        )
 
     def cluster(self) -> ClusterSnapshot | None:
         return self.clusters().get(self.pool)
 
     def clusters(self) -> dict[str, ClusterSnapshot]:
-        with self._database.read() as connection:
+        with self.database.read() as connection:
             return clusters_in(connection)
 
 

@@ -7,13 +7,12 @@ each owner has waiting is enough to tell which of them are on a page.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.db.errors import BadPageToken
+from service.db.listing import page_token, read_page_token
 from service.domain.access import DEFAULT_POOL
 
 
@@ -43,17 +42,12 @@ class ClaimTurn:
 
     def token(self, experiment_id: int) -> str:
         """Returns the token of the page that follows; it contains no user names."""
-        content = [self.priority, self.share, self.queued_s, experiment_id]
-        return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+        return page_token([self.priority, self.share, self.queued_s, experiment_id])
 
     @classmethod
     def read(cls, token: str, belonging: Callable[[int], tuple[str, str] | None]) -> ClaimTurn:
         """Returns a token's turn, or raises `BadPageToken`; `belonging`: owner and pool of an experiment."""
-        try:
-            text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-            priority, share, queued_s, experiment_id = json.loads(text)
-        except (ValueError, TypeError, RecursionError):
-            raise BadPageToken from None
+        priority, share, queued_s, experiment_id = read_page_token(token, 4)
         sound = (
             type(priority) is int
             and type(share) is int

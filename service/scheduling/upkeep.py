@@ -6,8 +6,8 @@ import logging
 import threading
 
 from service.config.settings import Settings
-from service.db.errors import StoreError
 from service.store import Store
+from service.store.base import until_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,7 @@ class Upkeep:
         self._pruned_s = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                self.run_once(stop)
-            except StoreError as error:
-                logger.warning("upkeep waits for the database: %s", error)
-            stop.wait(EVERY_S)
+        until_stopped(lambda: self.run_once(stop), EVERY_S, "removals of rows and files", stop)
 
     def run_once(self, stop: threading.Event) -> None:
         for experiment_id in self._store.removal.deleted_experiments():

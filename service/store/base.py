@@ -1,5 +1,7 @@
 """What all parts of the store share: the database, the clocks, and how events are numbered."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +15,14 @@ from service.config.settings import Settings
 from service.db import schema, statements
 from service.db.clock import database_time
 from service.db.engine import Database
-from service.db.errors import NotFound, StaleAttempt
+from service.db.errors import NotFound, StaleAttempt, StoreError
 from service.db.statements import ACTIVE_EXPERIMENT_STATES
 from service.domain.access import Actor
 from service.domain.events import EventKind
 from service.domain.notifications import TOPICS
 from service.domain.records import Experiment, Run, StoredRecord
+
+logger = logging.getLogger(__name__)
 
 _r = schema.runs.c
 Part = TypeVar("Part", bound="StorePart")
@@ -110,6 +114,18 @@ def required(found: Record | None, kind: str, id: object) -> Record:
     if found is None:
         raise NotFound(kind, id)
     return found
+
+
+def until_stopped(step: Callable[[], object], every_s: float, what: str, stop: threading.Event) -> None:
+    """Repeats a step, whatever it raises: one that fails must not end all later ones."""
+    while not stop.is_set():
+        try:
+            step()
+        except StoreError as error:
+            logger.warning("%s wait for the database: %s", what, error)
+        except Exception:
+            logger.exception("%s failed; trying again", what)
+        stop.wait(every_s)
 
 
 def storable(text: str) -> str:

@@ -370,20 +370,12 @@ def _count_measurements(
         for key in connection.execute(select(*columns).where(some)):
             del new[tuple(key)]
     sums: dict[tuple[int, int], dict[str, Any]] = {}
+    nothing = {"covered": 0.0, "energy": 0.0, "overhead": 0.0}
     for row in new.values():
         if not math.isfinite(row.value):
             continue
-        of = sums.setdefault(
-            (row.run_id, row.attempt),
-            {
-                "experiment": runs[row.run_id].experiment_id,
-                "run": row.run_id,
-                "current": row.attempt,
-                "covered": 0.0,
-                "energy": 0.0,
-                "overhead": 0.0,
-            },
-        )
+        attempt = {"run": row.run_id, "current": row.attempt, "experiment": runs[row.run_id].experiment_id}
+        of = sums.setdefault((row.run_id, row.attempt), attempt | nothing)
         if row.name == OVERHEAD_TIME:
             of["overhead"] += row.value
         else:
@@ -406,20 +398,11 @@ def _settle_ended(
 
 
 def _write_measurements(connection: Connection, measured: list[MeasurementRow]) -> None:
-    rows = [
-        (
-            row.run_id,
-            row.attempt,
-            storable(row.name[:LONGEST_NAME]),
-            storable(row.scope),
-            row.start_s,
-            row.end_s,
-            row.value if row.value == row.value else None,
-            storable(row.unit),
-            str(row.provenance),
-        )
-        for row in measured
-    ]
+    rows = []
+    for row in measured:
+        window = row.run_id, row.attempt, storable(row.name[:LONGEST_NAME]), storable(row.scope)
+        value = row.value if row.value == row.value else None
+        rows.append((*window, row.start_s, row.end_s, value, storable(row.unit), str(row.provenance)))
     _insert(connection, schema.measurements, rows, _KEEP)
 
 
@@ -459,21 +442,12 @@ def _write_neighbours(connection: Connection, measured: list[MeasurementRow]) ->
 
 def _write_progress(connection: Connection, progress: list[ProgressRow]) -> None:
     last = {(row.run_id, row.attempt): row for row in progress}
-    rows = [
-        {
-            "run": row.run_id,
-            "current": row.attempt,
-            "at_step": row.step,
-            "of_steps": row.total_steps,
-            "in_phase": row.phase,
-        }
-        for _, row in sorted(last.items())
-    ]
+    rows = [row for _, row in sorted(last.items())]
     if rows:
-        connection.execute(SET_PROGRESS, rows)
-        connection.execute(
-            SET_LAST_STEP, [{name: row[name] for name in ("run", "current", "at_step")} for row in rows]
-        )
+        steps = [{"run": row.run_id, "current": row.attempt, "at_step": row.step} for row in rows]
+        more = [{"of_steps": row.total_steps, "in_phase": row.phase} for row in rows]
+        connection.execute(SET_PROGRESS, [step | of for step, of in zip(steps, more, strict=True)])
+        connection.execute(SET_LAST_STEP, steps)
 
 
 def _insert(connection: Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]], conflict: str) -> None:

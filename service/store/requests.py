@@ -345,8 +345,7 @@ class Requesting(StorePart):
             after = fields | {"tags": _retagged(f"run {id}", run.tags, add, remove)}
             before = {name: getattr(run, name) for name in after}
             if before != after:
-                stored = after | {"tags": tags_text(after["tags"])}
-                connection.execute(statements.set_run(id, **stored))
+                connection.execute(statements.set_run(id, **_stored(after)))
                 what = ", ".join(name for name in after if before[name] != after[name])
                 new = NewEvent(EventKind.run_annotated, f"{what} changed", id, run.attempt)
                 announce(connection, experiment_id, [new], now, actor)
@@ -364,23 +363,19 @@ class Requesting(StorePart):
         remove: Collection[str] = (),
         actor: Actor = LOCAL_ACTOR,
     ) -> Experiment:
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         tags = _retagged(f"experiment {experiment_id}", before.tags, add, remove)
         message = f"tags: {', '.join(tags)}" if tags else "no tags"
         new = NewEvent(EventKind.experiment_tagged, message, data={"tags": tags})
-        return _set(connection, before, new, now, actor, {"tags": tags}, {"tags": tags_text(tags)})
+        return self._set(connection, before, new, actor, tags=tags)
 
     @transaction
     def rename(
         self, connection: Connection, experiment_id: int, name: str, *, actor: Actor = LOCAL_ACTOR
     ) -> Experiment:
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         new = NewEvent(EventKind.experiment_renamed, f"renamed from {before.name}")
-        return _set(connection, before, new, now, actor, {"name": name}, {"name": name})
+        return self._set(connection, before, new, actor, name=name)
 
     @transaction
     def annotate(
@@ -391,25 +386,33 @@ class Requesting(StorePart):
             raise BadValue(
                 "notes", f"they have {len(notes):,} characters; at most {LONGEST_NOTES:,} are kept"
             )
-        now, text = self.clock(), storable(notes)
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before, text = _locked(connection, experiment_id), storable(notes)
         new = NewEvent(EventKind.experiment_annotated, "notes changed" if text else "notes removed")
-        return _set(connection, before, new, now, actor, {"notes": text}, {"notes": text})
+        return self._set(connection, before, new, actor, notes=text)
 
     @transaction
     def archive(
         self, connection: Connection, experiment_id: int, archived: bool = True, *, actor: Actor = LOCAL_ACTOR
     ) -> Experiment:
         """Archives an experiment, which lists then leave out unless asked, or takes it back."""
-        now = self.clock()
-        lock_experiment(connection, experiment_id)
-        before = read_experiment(connection, experiment_id)
+        before = _locked(connection, experiment_id)
         if archived == (before.archived_s is not None):
             return before  # It stays archived since when it was.
         kind = EventKind.experiment_archived if archived else EventKind.experiment_unarchived
-        values = {"archived_s": now if archived else None}
-        return _set(connection, before, NewEvent(kind, kind.partition(".")[2]), now, actor, values, values)
+        new = NewEvent(kind, kind.partition(".")[2])
+        return self._set(connection, before, new, actor, archived_s=self.clock() if archived else None)
+
+    def _set(
+        self, connection: Connection, before: Experiment, new: NewEvent, actor: Actor, **fields: Any
+    ) -> Experiment:
+        """Sets fields of an experiment, unless they have these values already."""
+        old, now = {name: getattr(before, name) for name in fields}, self.clock()
+        if old == fields:
+            return before
+        connection.execute(statements.set_experiment(before.id, **_stored(fields)))
+        announce(connection, before.id, [new], now, actor)
+        note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
+        return read_experiment(connection, before.id)
 
 
 def cancel_experiment(connection: Connection, experiment_id: int, now: float, actor: Actor) -> Experiment:
@@ -436,6 +439,11 @@ def cancel_experiment(connection: Connection, experiment_id: int, now: float, ac
     return _carried_out(connection, experiment_id, [new], now, actor, _standing(row))
 
 
+def _locked(connection: Connection, experiment_id: int) -> Experiment:
+    lock_experiment(connection, experiment_id)
+    return read_experiment(connection, experiment_id)
+
+
 def _of(connection: Connection, experiment_id: int, ids: Collection[int]) -> list[int]:
     """Locks an experiment; the ids in order, if all are of its runs."""
     lock_experiment(connection, experiment_id)
@@ -455,6 +463,10 @@ def _retagged(what: str, tags: Collection[str], add: Collection[str], remove: Co
     if len(after) > MOST_TAGS:
         raise BadValue("tags", f"{what} would have {len(after)}; at most {MOST_TAGS}")
     return after
+
+
+def _stored(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tags_text(value) if name == "tags" else value for name, value in fields.items()}
 
 
 def _lock_ended(connection: Connection, experiment_id: int) -> sa.Row[Any]:
@@ -517,22 +529,3 @@ def keep_summaries(run_ids: Collection[int]) -> sa.Update:
     summary = select(s.summary).where(s.run_id == _a.run_id, s.attempt == _a.number)
     of_runs = update(schema.attempts).where(_a.run_id.in_(list(run_ids)), summary.exists())
     return of_runs.values(summary=summary.scalar_subquery())
-
-
-def _set(
-    connection: Connection,
-    before: Experiment,
-    new: NewEvent,
-    now: float,
-    actor: Actor,
-    fields: dict[str, Any],
-    columns: dict[str, Any],
-) -> Experiment:
-    """Sets fields of an experiment, stored as these columns, unless they have these values already."""
-    old = {name: getattr(before, name) for name in fields}
-    if old == fields:
-        return before
-    connection.execute(statements.set_experiment(before.id, **columns))
-    announce(connection, before.id, [new], now, actor)
-    note_change(connection, actor, str(new.kind), before.id, now, before=old, after=fields)
-    return read_experiment(connection, before.id)

@@ -333,19 +333,12 @@ def insert_group(connection: Connection, group: list[ExperimentRows], now: float
 
 def _insert_accepted(connection: Connection, group: list[ExperimentRows], now: float) -> list[Answer]:
     ids = list(statements.reserve_ids(connection, schema.experiments, len(group)))
-    first_with_key: dict[tuple[str, str], int] = {}
-    for id, item in zip(ids, group, strict=True):
-        if item.new.idempotency_key is not None:
-            first_with_key.setdefault((item.new.owner, item.new.idempotency_key), id)
-    keepers = _claim_keys(connection, group, ids, first_with_key, now)
-
+    keepers = _claim_keys(connection, group, ids, now)
     answers: dict[int, Answer] = {}
     fresh: list[tuple[int, ExperimentRows]] = []
     replayed: dict[int, Any] = {}
     for position, (id, item) in enumerate(zip(ids, group, strict=True)):
-        keeper = (
-            None if item.new.idempotency_key is None else keepers[item.new.owner, item.new.idempotency_key]
-        )
+        keeper = keepers.get((item.new.owner, item.new.idempotency_key))
         if keeper is None or keeper.experiment_id == id:
             fresh.append((id, item))
             answers[position] = (Experiment.from_row({**item.experiment, "id": id}), True)
@@ -400,25 +393,20 @@ def _replay(keeper: Any, experiments: Mapping[int, Experiment], sha256: str) -> 
 
 
 def _claim_keys(
-    connection: Connection,
-    group: list[ExperimentRows],
-    ids: list[int],
-    first_with_key: dict[tuple[str, str], int],
-    now: float,
-) -> dict[tuple[str, str], Any]:
+    connection: Connection, group: list[ExperimentRows], ids: list[int], now: float
+) -> dict[tuple[str, str | None], Any]:
     """Who holds each idempotency key of the group: one of the group, or an earlier request."""
-    if not first_with_key:
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for id, item in zip(ids, group, strict=True):
+        owner, key = item.new.owner, item.new.idempotency_key
+        if key is not None:
+            row = {"owner": owner, "key": key, "body_sha256": item.body_sha256}
+            first.setdefault((owner, key), row | {"experiment_id": id, "created_s": now})
+    if not first:
         return {}
-    bodies = {id: item.body_sha256 for id, item in zip(ids, group, strict=True)}
-    table = schema.idempotency_keys
-    connection.execute(
-        statements.insert_or_keep(connection, table, ("owner", "key")),
-        [
-            {"owner": owner, "key": key, "body_sha256": bodies[id], "experiment_id": id, "created_s": now}
-            for (owner, key), id in sorted(first_with_key.items())  # In one order: no deadlock.
-        ],
-    )
-    return _keepers(connection, first_with_key)
+    insert = statements.insert_or_keep(connection, schema.idempotency_keys, ("owner", "key"))
+    connection.execute(insert, [first[key] for key in sorted(first)])  # In one order: no deadlock.
+    return _keepers(connection, first)
 
 
 def _insert_rows(connection: Connection, fresh: list[tuple[int, ExperimentRows]], now: float) -> None:
@@ -518,7 +506,7 @@ def _reuse_run(experiment_id: int, *, ended_s: float) -> sa.Update:
     )
 
 
-def _keepers(connection: Connection, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+def _keepers(connection: Connection, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str | None], Any]:
     c = schema.idempotency_keys.c
     chosen = select(schema.idempotency_keys).where(sa.tuple_(c.owner, c.key).in_(list(keys)))
     return {(row.owner, row.key): row for row in connection.execute(chosen)}

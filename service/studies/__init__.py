@@ -24,12 +24,12 @@ from service.domain.shares import month_of
 from service.domain.states import EXPERIMENT_STATES_WITH_RESULT, ExperimentState
 from service.domain.studies import PartState, StudyPart
 from service.planner.forecasting import budget_problems
-from service.recording.outages import until_stopped
 from service.scheduling.admission import admit, read_spec
 from service.specs.experiment import ExperimentSpec
 from service.specs.project_limits import NO_LIMITS, ProjectLimits, refused_priority, spent_budget
 from service.specs.study import parse_study, part_text
 from service.store import NewExperiment, Store, StoreError
+from service.store.base import until_stopped
 from service.store.people import Refused
 from service.store.studies import WaitingStudy
 

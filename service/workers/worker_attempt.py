@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from service.domain.records import LogLine, MeasurementRow
@@ -86,11 +86,9 @@ class RecorderSink(Sink):
         self._changed = threading.Condition()
         self._started: Started | None = None
         self._points: dict[str, PointBatch] = {}
-        self._logs: list[LogLine] = []
+        self._rows = RecordBatch()  # Without points and progress
         self._log_count = 0
-        self._measurements: list[MeasurementRow] = []
         self._progress: ProgressRow | None = None
-        self._checkpoints: list[CheckpointRow] = []
         self._unsent = 0
         self._acknowledged = 0
         self._alive_s = time.time()
@@ -169,33 +167,23 @@ class RecorderSink(Sink):
             )
 
     def measurement(self, measurement: Measurement) -> None:
-        self._add(lambda: self._measurements.append(self._row(measurement)))
+        self._add(lambda: self._rows.measurements.append(self._row(measurement)))
         self._gauges.measurement(measurement)
 
     def of_machine(self, measurements: Sequence[Measurement]) -> None:
         """Reports measurements of this worker's machine; any rank may."""
         rows = [self._row(measurement) for measurement in measurements]
-        self._add(lambda: self._measurements.extend(rows), any_rank=True)
+        self._add(lambda: self._rows.measurements.extend(rows), any_rank=True)
 
     def _row(self, measurement: Measurement) -> MeasurementRow:
-        return MeasurementRow(
-            self._run_id,
-            self._attempt,
-            measurement.name,
-            measurement.value,
-            measurement.unit,
-            str(measurement.provenance),
-            measurement.scope,
-            measurement.start_s,
-            measurement.end_s,
-        )
+        values = asdict(measurement) | {"provenance": str(measurement.provenance)}
+        return MeasurementRow(self._run_id, self._attempt, **values)
 
     def log(self, level: Level, message: str, stream: Stream = "log") -> None:
         def add() -> None:
             self._log_count += 1
-            self._logs.append(
-                LogLine(self._run_id, self._attempt, self._log_count, time.time(), level, message, stream)
-            )
+            at = self._log_count, time.time()
+            self._rows.logs.append(LogLine(self._run_id, self._attempt, *at, level, message, stream))
 
         self._add(add)
 
@@ -203,7 +191,7 @@ class RecorderSink(Sink):
         """Adds a checkpoint to the next report, if it was verified."""
         if verified:
             row = CheckpointRow(self._run_id, self._attempt, step, path)
-            self._add(lambda: self._checkpoints.append(row))
+            self._add(lambda: self._rows.checkpoints.append(row))
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until all is acknowledged; True at once for an attempt that is no longer current."""
@@ -253,17 +241,15 @@ class RecorderSink(Sink):
         return self._closing or self._flushing or self._started is not None
 
     def _take(self) -> Report:
-        rows = RecordBatch(
-            list(self._points.values()),
-            self._logs,
-            self._measurements,
-            [] if self._progress is None else [self._progress],
-            self._checkpoints,
-            self._sign_of_life(),
+        rows = replace(
+            self._rows,
+            points=list(self._points.values()),
+            progress=[] if self._progress is None else [self._progress],
+            alive=self._sign_of_life(),
         )
         report = Report(self._run_id, self._attempt, self._started, rows)
         self._started, self._progress = None, None
-        self._points, self._logs, self._measurements, self._checkpoints = {}, [], [], []
+        self._points, self._rows = {}, RecordBatch()
         return report
 
     def _sign_of_life(self) -> list[AliveRow]:

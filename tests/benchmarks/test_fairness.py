@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.fairness import DAY_S, DEVICES, LOW, NORMAL, Fifo, Submission, within_share
-from service.fairness.eta import Seconds
+from service.domain.metrics import Span
 
 PART_H = DEVICES["h100"] * 24 / 8 / 4
 """Hours of H100 per day of each of four users, in a project with an eighth of all weight."""
@@ -13,7 +13,7 @@ def submission(
     id: int, hours: float, *, user: str = "speech-0", hardware: str = "h100", priority: int = NORMAL
 ) -> Submission:
     work_s = 3600.0 * hours
-    forecast = Seconds(work_s, work_s, work_s)
+    forecast = Span(work_s, work_s, work_s)
     return Submission(id, "speech", user, 0.0, hardware, 1, (work_s,), forecast, 600.0, 60.0, priority)
 
 

@@ -526,6 +526,19 @@ def test_nothing_is_acknowledged_when_neither_database_nor_disk_takes_it(
     assert steps_of(store, run_id) == list(range(5))
 
 
+def test_a_database_that_is_away_at_the_start_is_waited_for(
+    away: AwayStore, store: Store, run_id: int, tmp_path: Path
+) -> None:
+    away.away = True
+    recorder = recorder_of(away, tmp_path)
+    say(recorder, points(run_id, range(3)))
+    assert recorder.trouble == "StoreUnavailable: locked"
+    away.away = False
+    assert stored(recorder)
+    recorder.close()
+    assert steps_of(store, run_id) == [0, 1, 2]
+
+
 def test_reports_survive_json() -> None:
     report = Report(
         7,

@@ -10,7 +10,8 @@ from typing import Any
 from service.analysis import recommend as recommending
 from service.analysis.answers import ChosenConfiguration, Claim
 from service.analysis.claims import Family, UnitScores
-from service.analysis.recommend import Configuration, Constraint, Rules
+from service.analysis.ranking import Configuration
+from service.analysis.recommend import Constraint, Rules
 from service.analysis.run_table import RunTable
 from service.domain.records import Run
 from service.domain.states import RunState
@@ -18,6 +19,12 @@ from trainers.metrics import Better
 
 GRID: dict[str, list[Any]] = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 32]}
 Figures = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
+
+
+def candidate(label: str, values: Mapping[str, float | None]) -> Configuration:
+    """A configuration with one value of each figure; None = it has none."""
+    figures = {name: {} if value is None else {0: value} for name, value in values.items()}
+    return Configuration(label, {}, figures, {})
 
 
 def figures(point: Mapping[str, Any], seed: int) -> dict[str, Any]:

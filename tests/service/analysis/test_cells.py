@@ -10,7 +10,7 @@ import pytest
 
 from service.analysis.answers import AnalysisError
 from service.analysis.cells import add_figures, cells_of, configurations, sides
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration
 from service.analysis.run_table import RunTable
 from service.domain.records import Run
 from service.domain.states import RunState

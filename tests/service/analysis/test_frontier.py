@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.analysis import AnalysisError
-from service.analysis.ranking import Candidate, frontier
+from service.analysis.ranking import frontier
+from tests.service.analysis.building import candidate
 
 
 def test_a_dominated_configuration_names_who_dominates_it() -> None:
     candidates = [
-        Candidate("cheap", {"cost_usd": 1.0, "accuracy": 0.8}),
-        Candidate("good", {"cost_usd": 3.0, "accuracy": 0.9}),
-        Candidate("bad", {"cost_usd": 4.0, "accuracy": 0.8}),
+        candidate("cheap", {"cost_usd": 1.0, "accuracy": 0.8}),
+        candidate("good", {"cost_usd": 3.0, "accuracy": 0.9}),
+        candidate("bad", {"cost_usd": 4.0, "accuracy": 0.8}),
     ]
     result = frontier(candidates, {"cost_usd": "lower", "accuracy": "higher"})
     assert result == {"bad": ("cheap", "good")}
 
 
 def test_equal_configurations_are_both_members() -> None:
-    twins = [Candidate("a", {"t": 1.0}), Candidate("b", {"t": 1.0})]
+    twins = [candidate("a", {"t": 1.0}), candidate("b", {"t": 1.0})]
     assert frontier(twins, {"t": "lower"}) == {}
 
 
@@ -32,7 +31,7 @@ def test_members_are_exactly_what_nothing_dominates(rows: list[tuple[int, int, i
         return all(x <= y for x, y in costs) and any(x < y for x, y in costs)
 
     candidates = [
-        Candidate(str(number), dict(zip("abc", map(float, row), strict=True)))
+        candidate(str(number), dict(zip("abc", map(float, row), strict=True)))
         for number, row in enumerate(rows)
     ]
     result = frontier(candidates, {"a": "lower", "b": "lower", "c": "higher"})
@@ -41,8 +40,3 @@ def test_members_are_exactly_what_nothing_dominates(rows: list[tuple[int, int, i
         assert (str(number) in result) == bool(dominators)
         if dominators:
             assert set(result[str(number)]) == dominators - result.keys()
-
-
-def test_a_missing_metric_is_named() -> None:
-    with pytest.raises(AnalysisError, match="b has no t"):
-        frontier([Candidate("a", {"t": 1.0}), Candidate("b", {"t": None})], {"t": "lower"})

@@ -25,13 +25,13 @@ from service.analysis.answers import Criterion
 from service.analysis.claims import Family, holm
 from service.analysis.comparison import compare as side_by_side
 from service.analysis.drift import drift
-from service.analysis.ranking import Candidate, frontier, rank
+from service.analysis.ranking import frontier, rank
 from service.analysis.run_table import RunTable
 from service.analysis.speedup import ratio
 from service.analysis.uncertainty import Resolution, of_pairs, residual_square, with_examples
 from service.domain.metrics import Metric
 from tests.drawing import scaled
-from tests.service.analysis.building import compare, run
+from tests.service.analysis.building import candidate, compare, run
 
 Values = npt.NDArray[np.float64]
 random = st.integers(0, 2**32)
@@ -201,7 +201,7 @@ def test_a_score_is_its_formula_and_its_best_is_on_the_frontier(random: int, cou
     names = ("cost_usd", "total_time_s", "accuracy")
     directions: Mapping[str, Any] = dict(zip(names, ("lower", "lower", "higher"), strict=True))
     candidates = [
-        Candidate(str(k), dict(zip(names, row, strict=True))) for k, row in enumerate(values.tolist())
+        candidate(str(k), dict(zip(names, row, strict=True))) for k, row in enumerate(values.tolist())
     ]
     ranking = rank(candidates, [Criterion(n, w, directions[n]) for n, w in zip(names, weights, strict=True)])
     expected = (values / values.max(axis=0) * weights * [1, 1, -1]).sum(axis=1)

@@ -13,7 +13,7 @@ from service.analysis.cells import Side
 from service.analysis.claims import Family
 from service.analysis.drift import drift
 from service.analysis.effects import effects
-from service.analysis.recommend import Configuration
+from service.analysis.ranking import Configuration
 from service.analysis.speedup import ratio
 from service.analysis.uncertainty import (
     REPEATABILITY,

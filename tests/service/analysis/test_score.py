@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from service.analysis import AnalysisError
 from service.analysis.answers import Criterion, Definitions
-from service.analysis.ranking import STRATEGIES, Candidate, normalised, rank, sensitivity, strategies
+from service.analysis.ranking import STRATEGIES, normalised, rank, sensitivity, strategies
+from tests.service.analysis.building import candidate
 
 AS_PUBLISHED = strategies(Definitions.published)
 METRICS = ("train_time_s", "train_cost_usd", "train_energy_kwh", "sm_occupancy_wall_pct")
 
 # Fine-tuning BERT-base on IMDb, 3 epochs, V100: the published raw rows.
 PUBLISHED = [
-    Candidate(label, dict(zip(METRICS, row, strict=True)))
+    candidate(label, dict(zip(METRICS, row, strict=True)))
     for label, row in {
         "unfused_single_adan_fp32": (2286.85, 1.75, 0.1425, 48.66),
         "fused_multi_adan_fp32": (2034.45, 1.55, 0.1243, 46.64),
@@ -55,8 +56,8 @@ UNREACHABLE = {
 def test_published_costs_are_the_price_of_training_without_validation() -> None:
     devices = {"fp16_lightseq_2gpu": 2, "fp16_lightseq_4gpu": 4}
     for row in PUBLISHED:
-        hours = row.values["train_time_s"] * devices.get(row.label, 1) / 3600
-        assert row.values["train_cost_usd"] == pytest.approx(2.75 * hours, abs=0.005)
+        hours = row.figures["train_time_s"][0] * devices.get(row.label, 1) / 3600
+        assert row.figures["train_cost_usd"][0] == pytest.approx(2.75 * hours, abs=0.005)
 
 
 def test_the_published_normalised_columns_are_reproduced() -> None:
@@ -77,13 +78,13 @@ def test_both_definitions_have_the_same_weights_over_their_own_time_and_occupanc
 @pytest.mark.parametrize("strategy", PUBLISHED_SCORES)
 def test_the_published_score_table_is_reproduced_to_0_002(strategy: str) -> None:
     scores = {ranked.label: ranked.score for ranked in rank(PUBLISHED, AS_PUBLISHED[strategy])}
-    for candidate, printed in zip(PUBLISHED, PUBLISHED_SCORES[strategy], strict=True):
-        right = UNREACHABLE.get((strategy, candidate.label))
+    for row, printed in zip(PUBLISHED, PUBLISHED_SCORES[strategy], strict=True):
+        right = UNREACHABLE.get((strategy, row.label))
         if right is None:
-            assert scores[candidate.label] == pytest.approx(printed, abs=0.002)
+            assert scores[row.label] == pytest.approx(printed, abs=0.002)
         else:
-            assert abs(scores[candidate.label] - printed) > 0.002
-            assert scores[candidate.label] == pytest.approx(right, abs=0.0001)
+            assert abs(scores[row.label] - printed) > 0.002
+            assert scores[row.label] == pytest.approx(right, abs=0.0001)
 
 
 def test_the_best_comes_first_and_its_parts_add_up() -> None:
@@ -96,7 +97,7 @@ def test_the_best_comes_first_and_its_parts_add_up() -> None:
 
 def test_sensitivity_says_at_which_weight_the_winner_changes() -> None:
     # Scores at share w of time: a = w * 1.0 + (1 - w) * 0.5, b = w * 0.5 + (1 - w) * 1.0.
-    candidates = [Candidate("a", {"t": 2.0, "c": 1.0}), Candidate("b", {"t": 1.0, "c": 2.0})]
+    candidates = [candidate("a", {"t": 2.0, "c": 1.0}), candidate("b", {"t": 1.0, "c": 2.0})]
     ranges = sensitivity(candidates, [Criterion("t", 1.0), Criterion("c", 3.0)], "t")
     assert [(entry.winner, entry.low, entry.high) for entry in ranges] == [
         ("a", 0.0, pytest.approx(0.5)),
@@ -105,7 +106,7 @@ def test_sensitivity_says_at_which_weight_the_winner_changes() -> None:
 
 
 def test_a_tie_at_all_of_the_weight_is_no_range_of_its_own() -> None:
-    candidates = [Candidate("a", {"t": 1.0, "c": 1.0}), Candidate("b", {"t": 1.0, "c": 2.0})]
+    candidates = [candidate("a", {"t": 1.0, "c": 1.0}), candidate("b", {"t": 1.0, "c": 2.0})]
     ranges = sensitivity(candidates, [Criterion("t", 1.0), Criterion("c", 1.0)], "t")
     assert [(entry.winner, entry.low, entry.high) for entry in ranges] == [("a", 0.0, 1.0)]
 
@@ -121,7 +122,7 @@ def test_sensitivity_agrees_with_ranking_at_any_weight(
     rows: list[tuple[float, float, float]], share: float
 ) -> None:
     candidates = [
-        Candidate(str(number), dict(zip("tco", row, strict=True))) for number, row in enumerate(rows)
+        candidate(str(number), dict(zip("tco", row, strict=True))) for number, row in enumerate(rows)
     ]
     criteria = [Criterion("t", 1.0), Criterion("c", 2.0), Criterion("o", 1.0, "higher")]
     ranges = sensitivity(candidates, criteria, "t")
@@ -137,29 +138,13 @@ def test_sensitivity_agrees_with_ranking_at_any_weight(
     assert ranking[winner] == pytest.approx(min(ranking.values()), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("criteria", "says"),
-    [
-        ([], "no weights"),
-        ([Criterion("total_time_s", 0.0)], "all weights are 0"),
-        ([Criterion("total_time_s", -1.0)], "not a number of 0 or more"),
-        ([Criterion("total_time_s", math.nan)], "not a number of 0 or more"),
-        ([Criterion("total_time_s", 1.0), Criterion("total_time_s", 2.0)], "two weights"),
-        ([Criterion("accuracy", 1.0)], "unfused_single_adan_fp32 has no accuracy"),
-    ],
-)
-def test_a_score_that_makes_no_sense_is_refused(criteria: list[Criterion], says: str) -> None:
-    with pytest.raises(AnalysisError, match=says):
-        rank(PUBLISHED, criteria)
-
-
-def test_no_candidates_is_refused() -> None:
-    with pytest.raises(AnalysisError, match="no run has a result"):
-        rank([], STRATEGIES["balance"])
+def test_a_metric_has_one_weight() -> None:
+    with pytest.raises(AnalysisError, match="two weights"):
+        rank(PUBLISHED, [Criterion("train_time_s", 1.0), Criterion("train_time_s", 2.0)])
 
 
 def test_a_negative_value_is_named() -> None:
-    rows = [Candidate("a", {"t": 0.0, "c": 1.0}), Candidate("b", {"t": 1.0, "c": -1.0})]
+    rows = [candidate("a", {"t": 0.0, "c": 1.0}), candidate("b", {"t": 1.0, "c": -1.0})]
     with pytest.raises(
         AnalysisError,
         match=r"^b has a negative c; a max-normalised score needs values of 0 or more$",

@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from service.domain.metrics import Span
 from service.fairness.eta import (
     COVERAGE,
     FEWEST,
@@ -17,8 +18,6 @@ from service.fairness.eta import (
     UNCALIBRATED,
     Calibration,
     RunningRun,
-    Seconds,
-    Start,
     starts,
 )
 from service.fairness.state import (
@@ -37,16 +36,16 @@ from service.fairness.state import (
 
 H100, V100 = Lane(DEFAULT_POOL, "h100"), Lane(DEFAULT_POOL, "v100")
 NOW_S = 500_000.0
-HOUR = Seconds(1800.0, 3600.0, 7200.0)
+HOUR = Span(1800.0, 3600.0, 7200.0)
 _numbers = itertools.count(100)
 
 
 def holds(
-    project: str, *remaining: float | Seconds, user: str = "ann", lane: Lane = H100, priority: int = 50,
+    project: str, *remaining: float | Span, user: str = "ann", lane: Lane = H100, priority: int = 50,
     yields_s: float | None = None, id: int = 0, devices: float = 1.0,
 ) -> tuple[Claimant, list[RunningRun]]:  # fmt: skip
     """Returns an experiment whose runs hold devices, without any that wait."""
-    seconds = [each if isinstance(each, Seconds) else Seconds(each, each, each) for each in remaining]
+    seconds = [each if isinstance(each, Span) else Span(each, each, each) for each in remaining]
     later_s = 1e9 if yields_s is None else yields_s
     demand = Demand(lane.hardware, devices, running=len(seconds))
     claimant = Claimant(
@@ -71,23 +70,23 @@ def waits(
 
 def played(
     claims: list[tuple[Claimant, list[RunningRun]]], *, h100: float = 1.0, v100: float = 0.0,
-    usage: UsageByUser | None = None, only: set[int] | None = None, seconds: Seconds | float = 1000.0,
+    usage: UsageByUser | None = None, only: set[int] | None = None, seconds: Span | float = 1000.0,
     **terms: ProjectTerms,
-) -> dict[int, Start]:  # fmt: skip
+) -> dict[int, Span]:  # fmt: skip
     capacity = Capacity({H100: h100, V100: v100}, {"h100": 3.0, "v100": 1.0})
     situation = Situation(NOW_S, capacity, [each for each, _ in claims], terms, usage or {})
     running = {(each.id, each.demands[0].hardware): runs for each, runs in claims}
-    duration = seconds if isinstance(seconds, Seconds) else Seconds(seconds, seconds, seconds)
+    duration = seconds if isinstance(seconds, Span) else Span(seconds, seconds, seconds)
     return starts(situation, running, {each.id: duration for each, _ in claims}, only)
 
 
 def medians(*args: object, **options: object) -> dict[int, float]:
-    return {id: start.median for id, start in played(*args, **options).items()}  # type: ignore[arg-type]
+    return {id: start.middle for id, start in played(*args, **options).items()}  # type: ignore[arg-type]
 
 
 def test_the_next_run_starts_when_the_first_one_ends() -> None:
-    found = played([holds("nlp", HOUR, Seconds(60.0, 120.0, 240.0)), waits(1)], h100=2.0)
-    assert found == {1: Start(60.0, 120.0, 240.0)}
+    found = played([holds("nlp", HOUR, Span(60.0, 120.0, 240.0)), waits(1)], h100=2.0)
+    assert found == {1: Span(60.0, 120.0, 240.0)}
 
 
 def test_a_run_of_several_devices_waits_for_as_many() -> None:
@@ -272,9 +271,9 @@ def test_many_short_runs_ahead_are_worked_off_between_passes() -> None:
 
 
 def test_an_interval_is_wide_until_there_is_a_calibration() -> None:
-    widened = Calibration().widened(WaitingReason.busy, Start(540.0, 600.0, 660.0))
-    assert widened.earliest == pytest.approx(600.0 / UNCALIBRATED - 60.0)
-    assert widened.latest == pytest.approx(720.0 * UNCALIBRATED - 60.0)
+    widened = Calibration().widened(WaitingReason.busy, Span(540.0, 600.0, 660.0))
+    assert widened.low == pytest.approx(600.0 / UNCALIBRATED - 60.0)
+    assert widened.high == pytest.approx(720.0 * UNCALIBRATED - 60.0)
 
 
 def test_calibrated_intervals_cover_as_many_starts_as_they_should() -> None:
@@ -283,9 +282,9 @@ def test_calibrated_intervals_cover_as_many_starts_as_they_should() -> None:
     for _ in range(2000):
         middle = rng.lognormvariate(7.0, 1.0)
         waited_s = middle * rng.lognormvariate(0.3, 0.8)  # Later than forecast, and scattered.
-        forecast = Start(middle / 1.2, middle, middle * 1.2)
+        forecast = Span(middle / 1.2, middle, middle * 1.2)
         widened = calibration.widened(WaitingReason.busy, forecast)
-        covered.append(widened.earliest <= waited_s <= widened.latest)
+        covered.append(widened.low <= waited_s <= widened.high)
         calibration = calibration.learned(WaitingReason.busy, forecast, waited_s)
     assert sum(covered[FEWEST:]) / len(covered[FEWEST:]) == pytest.approx(COVERAGE, abs=0.03)
 
@@ -293,57 +292,59 @@ def test_calibrated_intervals_cover_as_many_starts_as_they_should() -> None:
 def test_each_reason_is_calibrated_by_itself() -> None:
     calibration = Calibration()
     for _ in range(FEWEST):
-        calibration = calibration.learned(WaitingReason.reclaiming, Start(300.0, 300.0, 300.0), 300.0)
-    exact = calibration.widened(WaitingReason.reclaiming, Start(300.0, 300.0, 300.0))
-    assert (exact.earliest, exact.latest) == (pytest.approx(300.0), pytest.approx(300.0))
-    other = calibration.widened(WaitingReason.busy, Start(300.0, 300.0, 300.0))
-    assert other.latest > 1000.0
+        calibration = calibration.learned(WaitingReason.reclaiming, Span(300.0, 300.0, 300.0), 300.0)
+    exact = calibration.widened(WaitingReason.reclaiming, Span(300.0, 300.0, 300.0))
+    assert (exact.low, exact.high) == (pytest.approx(300.0), pytest.approx(300.0))
+    other = calibration.widened(WaitingReason.busy, Span(300.0, 300.0, 300.0))
+    assert other.high > 1000.0
 
 
 def test_a_calibration_learns_the_logarithms_of_waits_over_forecasts() -> None:
-    found = Calibration().learned(WaitingReason.busy, Start(100.0, 200.0, 300.0), 500.0)
-    assert found.early == {WaitingReason.busy: (pytest.approx(math.log(560.0 / 160.0)),)}
-    assert found.late == {WaitingReason.busy: (pytest.approx(math.log(560.0 / 360.0)),)}
+    found = Calibration().learned(WaitingReason.busy, Span(100.0, 200.0, 300.0), 500.0)
+    assert found.errors.keys() == {WaitingReason.busy}
+    ((early, late),) = found.errors[WaitingReason.busy]
+    assert early == pytest.approx(math.log(560.0 / 160.0))
+    assert late == pytest.approx(math.log(560.0 / 360.0))
 
 
 def test_a_start_that_was_not_forecast_teaches_nothing() -> None:
     calibration = Calibration()
-    assert calibration.learned(WaitingReason.busy, Start(0.0, 1.0, math.inf), 5.0) is calibration
+    assert calibration.learned(WaitingReason.busy, Span(0.0, 1.0, math.inf), 5.0) is calibration
 
 
 def test_a_calibration_keeps_the_latest_starts_of_each_reason() -> None:
-    calibration = Calibration({WaitingReason.share: (1.0,)}, {WaitingReason.share: (2.0,)})
+    calibration = Calibration({WaitingReason.share: ((1.0, 2.0),)})
     for number in range(REMEMBERED + 3):
-        calibration = calibration.learned(WaitingReason.busy, Start(0.0, 0.0, 0.0), float(number))
-    early, late = calibration.early[WaitingReason.busy], calibration.late[WaitingReason.busy]
+        calibration = calibration.learned(WaitingReason.busy, Span(0.0, 0.0, 0.0), float(number))
+    early, late = zip(*calibration.errors[WaitingReason.busy], strict=True)
     assert len(early) == len(late) == REMEMBERED
     assert early[0] == pytest.approx(math.log((3.0 + GRAIN_S) / GRAIN_S))
     assert late[-1] == pytest.approx(math.log((REMEMBERED + 2.0 + GRAIN_S) / GRAIN_S))
-    assert (calibration.early[WaitingReason.share], calibration.late[WaitingReason.share]) == ((1.0,), (2.0,))
+    assert calibration.errors[WaitingReason.share] == ((1.0, 2.0),)
 
 
 def test_an_interval_ends_at_the_outward_quantiles_of_what_was_learned() -> None:
     """Of 50 values the 2nd and the 49th: (50 + 1) x 5% rounded down, and x 95% rounded up."""
     learned = tuple((number - 30) / 100 for number in range(50))
-    calibration = Calibration({WaitingReason.busy: learned}, {WaitingReason.busy: learned[::-1]})
+    calibration = Calibration({WaitingReason.busy: tuple(zip(learned, learned[::-1], strict=True))})
     assert COVERAGE == 0.9
-    found = calibration.widened(WaitingReason.busy, Start(140.0, 150.0, 240.0))
-    assert found.earliest == pytest.approx(200.0 * math.exp(learned[1]) - GRAIN_S)
-    assert found.latest == pytest.approx(300.0 * math.exp(learned[48]) - GRAIN_S)
-    assert found.median == 150.0
+    found = calibration.widened(WaitingReason.busy, Span(140.0, 150.0, 240.0))
+    assert found.low == pytest.approx(200.0 * math.exp(learned[1]) - GRAIN_S)
+    assert found.high == pytest.approx(300.0 * math.exp(learned[48]) - GRAIN_S)
+    assert found.middle == 150.0
 
 
 def test_the_fewest_starts_are_enough_and_one_less_is_not() -> None:
     for count, latest in ((FEWEST, 240.0), (FEWEST - 1, 300.0 * 4 - 60.0)):
-        calibration = Calibration({WaitingReason.busy: (0.0,) * count}, {WaitingReason.busy: (0.0,) * count})
-        assert calibration.widened(WaitingReason.busy, Start(240.0, 240.0, 240.0)).latest == pytest.approx(
+        calibration = Calibration({WaitingReason.busy: ((0.0, 0.0),) * count})
+        assert calibration.widened(WaitingReason.busy, Span(240.0, 240.0, 240.0)).high == pytest.approx(
             latest
         )
 
 
 def test_an_interval_is_in_order_and_never_in_the_past() -> None:
-    calibration = Calibration({WaitingReason.busy: (-9.0,) * 50}, {WaitingReason.busy: (-9.0,) * 50})
-    assert calibration.widened(WaitingReason.busy, Start(100.0, 200.0, 300.0)) == Start(0.0, 0.0, 0.0)
-    calibration = Calibration({WaitingReason.busy: (1.0,) * 50}, {WaitingReason.busy: (-9.0,) * 50})
-    found = calibration.widened(WaitingReason.busy, Start(100.0, 200.0, 300.0))
-    assert found.earliest == found.median == found.latest == pytest.approx(160.0 * math.e - 60.0)
+    calibration = Calibration({WaitingReason.busy: ((-9.0, -9.0),) * 50})
+    assert calibration.widened(WaitingReason.busy, Span(100.0, 200.0, 300.0)) == Span(0.0, 0.0, 0.0)
+    calibration = Calibration({WaitingReason.busy: ((1.0, -9.0),) * 50})
+    found = calibration.widened(WaitingReason.busy, Span(100.0, 200.0, 300.0))
+    assert found.low == found.middle == found.high == pytest.approx(160.0 * math.e - 60.0)

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from service.domain.metrics import Span
 from service.fairness.allowances import divide
-from service.fairness.eta import Start, duration_in_words, reason_in_words, start_in_words
+from service.fairness.eta import duration_in_words, reason_in_words, start_in_words
 from service.fairness.state import (
     DEFAULT_POOL,
     Capacity,
@@ -48,7 +49,7 @@ def test_a_project_over_its_share() -> None:
         "recent use, entitled to 50%)"
     )
     assert (waiting.position, waiting.ahead) == (2, (1,))
-    assert start_in_words(Start(1200.0, 3600.0, 10_800.0)) == "starts in 20 min to 3 h"
+    assert start_in_words(Span(1200.0, 3600.0, 10_800.0)) == "starts in 20 min to 3 h"
 
 
 @pytest.mark.parametrize(
@@ -78,28 +79,19 @@ def test_every_reason_has_words() -> None:
     words = {reason: reason_in_words(replace(found, reason=reason), "nlp") for reason in WaitingReason}
     assert len(set(words.values())) == len(WaitingReason)
     before = "waits for 8 h100: "
-    assert words[WaitingReason.shape] == (
-        f"{before}free devices are not together on one node as the run needs them"
-    )
     assert words[WaitingReason.reclaiming] == f"{before}others stop for it at their next checkpoint"
-
-
-@pytest.mark.parametrize(("running", "free"), [(2, 2.0), (4, 0.0), (5, 0.0)])
-def test_free_devices_are_counted_from_none(running: int, free: float) -> None:
-    waiting = [experiment(1, "nlp", running=running), experiment(2, "nlp", waiting=1, devices=8.0)]
-    assert waiting_of(waiting, 2).free_devices == free
 
 
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (Start(math.inf, math.inf, math.inf), "no start in sight"),
-        (Start(90.0, 90.0, math.inf), "starts in 90 s at the earliest"),
-        (Start(600.0, 600.0, 610.0), "starts in about 10 min"),
-        (Start(0.0, 60.0, 172_800.0), "starts in 0 s to 2 d"),
+        (Span(math.inf, math.inf, math.inf), "no start in sight"),
+        (Span(90.0, 90.0, math.inf), "starts in 90 s at the earliest"),
+        (Span(600.0, 600.0, 610.0), "starts in about 10 min"),
+        (Span(0.0, 60.0, 172_800.0), "starts in 0 s to 2 d"),
     ],
 )
-def test_starts_are_told_in_large_units(start: Start, words: str) -> None:
+def test_starts_are_told_in_large_units(start: Span, words: str) -> None:
     assert start_in_words(start) == words
 
 

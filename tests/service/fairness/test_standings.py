@@ -137,14 +137,14 @@ def test_no_more_than_a_few_are_named_ahead() -> None:
     assert len(last.ahead) == MOST_AHEAD
 
 
-def test_who_waits_is_told_their_scores_and_what_is_free(two_lanes: Division) -> None:
+def test_who_waits_is_told_their_scores(two_lanes: Division) -> None:
     claimants = [
         experiment(1, "nlp", running=3, user="ann"), experiment(2, "nlp", waiting=1, devices=4.0, user="bob"),
         experiment(3, "vision", running=1, hardware="v100", user="cyd"),
     ]  # fmt: skip
     found = division(claimants, capacity(h100=4.0, v100=2.0), used(nlp_ann_h100=9.0))
     (waits,) = found.waiting()
-    assert (waits.experiment_id, waits.devices, waits.free_devices) == (2, 4.0, 1.0)
+    assert (waits.experiment_id, waits.devices) == (2, 4.0)
     assert waits.project_score == found.project_score("nlp", H100)
     assert waits.user_score == found.user_score("nlp", "bob", H100)
     assert waits.user_score.used_usd == 0.0
@@ -163,10 +163,9 @@ def test_who_waits_is_told_their_scores_and_what_is_free(two_lanes: Division) ->
             "2 of 2.5 devices",
         ),
         (ProjectTerms(), experiment(1, waiting=1, devices=9.0), WaitingReason.no_capacity, None),
-        (ProjectTerms(), experiment(1, waiting=1, room=0), WaitingReason.shape, None),
         (ProjectTerms(), experiment(1, running=8, waiting=1), WaitingReason.busy, None),
     ],
-    ids=["budget", "user_cap", "ceiling", "no_capacity", "shape", "busy"],
+    ids=["budget", "user_cap", "ceiling", "no_capacity", "busy"],
 )  # fmt: skip
 def test_who_waits_is_told_the_first_reason_that_applies(
     terms: ProjectTerms, claimant: Claimant, reason: WaitingReason, detail: str | None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from service.config.hardware import CATALOGUE
-from service.planner.forecast import SETUP_S, Cell, Past, Span, forecast, forecast_run, too_small
+from service.domain.metrics import Span
+from service.planner.forecast import SETUP_S, Cell, Past, forecast, forecast_run, too_small
 from service.planner.forecasting import forecast_of
 from service.specs.experiment import ExperimentSpec, validate
 from service.specs.model_fit import student_flops

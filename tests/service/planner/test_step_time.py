@@ -28,9 +28,9 @@ from trainers.profiling.profile import ExchangeCost
 FREE = Link(1e9)
 STEP = Step(
     (
-        LayerCost("embeddings", 1.0, 2.0, MIB),
-        LayerCost("layer 0", 4.0, 8.0, MIB),
-        LayerCost("head", 1.0, 1.0, MIB),
+        LayerCost("embeddings", 1.0, 2.0, (Gradient(MIB, MIB),)),
+        LayerCost("layer 0", 4.0, 8.0, (Gradient(MIB, MIB),)),
+        LayerCost("head", 1.0, 1.0, (Gradient(MIB, MIB),)),
     ),
     rest_ms=5.0,
     micro_batches=1,
@@ -91,7 +91,7 @@ def test_buckets_decide_what_is_exposed(mib: int, buckets: int, exposed_ms: floa
 
 
 def test_a_bucket_may_end_inside_a_layer() -> None:
-    layer = LayerCost("layer", 0.0, 8.0, 4 * MIB, (Gradient(3 * MIB, 3 * MIB), Gradient(MIB, MIB)))
+    layer = LayerCost("layer", 0.0, 8.0, (Gradient(3 * MIB, 3 * MIB), Gradient(MIB, MIB)))
     step = Step((layer,), rest_ms=0.0, micro_batches=1, examples=8)
     # 3 MiB are ready at 6, which is 3/4 of 8, and exchanged at 9; the rest is ready at 8 and waits.
     assert exposed(MIB_A_MS, Exchange(bucket_bytes=3 * MIB), step) == pytest.approx(2.0)

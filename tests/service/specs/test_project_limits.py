@@ -24,7 +24,9 @@ from service.specs.project_limits import (
     [
         ({"weight": 0}, "greater than 0"),
         ({"weight": float("nan")}, "finite"),
+        ({"guaranteed": {"cpu": -1}}, "greater than or equal to 0"),
         ({"ceiling": {"cpu": -1}}, "greater than or equal to 0"),
+        ({"concurrent_runs_per_user": -1}, "greater than or equal to 0"),
         ({"quota": {}}, "not permitted"),
         ({"priorities": {"member": "top"}}, "'urgent'"),
     ],
