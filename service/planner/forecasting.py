@@ -4,7 +4,7 @@ import contextlib
 import functools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -36,11 +36,7 @@ from trainers.data.storage import Place
 
 _r = schema.runs.c
 
-_SPANS: Mapping[str, Callable[[Forecast], Span]] = {
-    "usd": lambda found: found.cost_usd,
-    "kwh": lambda found: found.energy_kwh,
-    "device_hours": lambda found: found.device_hours,
-}
+_SPANS = {"usd": "cost_usd", "kwh": "energy_kwh", "device_hours": "device_hours"}  # Of a forecast, by unit
 MOST_CELLS = 500  # Grid points that are looked at; of a larger grid every n-th, which then stands for n
 FEW_CELLS = 12  # The same where only the time of a run is asked for
 MOST_PAST = 500  # Finished runs that are looked at
@@ -90,7 +86,7 @@ def beyond_projects_budget(spec: ExperimentSpec, found: Forecast, store: Store) 
     with contextlib.suppress(NotFound):
         use = store.projects.use(spec.project)
         for budget in use.budgets:
-            span, left = _SPANS[budget.unit](found), max(0.0, budget.left)
+            span, left = getattr(found, _SPANS[budget.unit]), max(0.0, budget.left)
             if span.middle > budget.left:
                 lines.append(
                     f"project {spec.project} has {left:.4g} of {budget.budget:g} {UNITS[budget.unit]} left "

@@ -89,19 +89,14 @@ class StartForecasts:
         seen = self._reader.read(cluster, active, CONSIDERED)
         found: dict[int, tuple[Waiting, Span]] = {}
         times: Mapping[int, Span] = {}
-        if not seen.waiting:
-            with self._store.database.read() as connection:
-                if connection.execute(FORECASTS_IN, {"in_pool": self._queue.pool}).first() is None:
-                    return  # An idle queue writes nothing.
         if seen.waiting:
             times = self._look_up_times([claimant.id for claimant in seen.situation.claimants])
             waiting = [experiment.id for experiment in seen.waiting]
             forecast = forecast_queue(self._store, seen, times, len(active), waiting)
-            found = {
-                id: (forecast.waiting[id], forecast.starts[id])
-                for id in waiting
-                if id in forecast.waiting and id in forecast.starts
-            }
+            reasons = forecast.waiting
+            found = {id: (reasons[id], start) for id, start in forecast.starts.items() if id in reasons}
+        elif not self._store.read(FORECASTS_IN.params(in_pool=self._queue.pool)):
+            return  # An idle queue writes nothing.
         self._store.database.write(
             lambda connection: self._put(connection, seen.situation.now_s, times, found)
         )
@@ -397,11 +392,9 @@ def planned_start(
     waiting = forecast.waiting.get(newcomer.id)
     if waiting is None or start == _AT_ONCE:
         hardware, devices = demands[0].hardware, demands[0].devices
-        entry = lookup(hardware, catalogue)
-        if (node := _node_to_start(seen.situation, demands[0], entry, cluster)) is not None:
-            after_s = (node.start_s,) * 3
-            return PlannedStart(hardware, devices, *after_s, node.words, 0, 0, [], node.words)
-        return PlannedStart(hardware, devices, 0.0, 0.0, 0.0, None, 0, 0, [], "starts at once")
+        node = _node_to_start(seen.situation, demands[0], lookup(hardware, catalogue), cluster)
+        after_s, why = (0.0, None) if node is None else (node.start_s, node.words)
+        return PlannedStart(hardware, devices, *(after_s,) * 3, why, 0, 0, [], why or "starts at once")
     start = learned.widened(waiting.reason, start)
     reason, ahead = reason_in_words(waiting, spec.project), waiting.position - 1
     behind = sum(

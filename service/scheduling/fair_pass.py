@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -393,13 +393,8 @@ def _of_lane(
 
 
 def _sum(users: _Users) -> _Part:
-    parts = users.values()
-    return _Part(
-        sum(part.devices for part in parts),
-        sum(part.usd_per_hour for part in parts),
-        sum(part.used_usd for part in parts),
-        any(part.waits for part in parts),
-    )
+    *amounts, waits = map(sum, zip(*map(astuple, users.values()), strict=True))
+    return _Part(*amounts, waits > 0)
 
 
 def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level) -> Share:

@@ -75,15 +75,11 @@ class Audit(StorePart):
             statement = statement.where(_a.at_s >= since_s)
         if until_s is not None:
             statement = statement.where(_a.at_s < until_s)
-        if actor is not None:
-            statement = statement.where(_a.actor == actor)
+        equal = ((_a.actor, actor), (_a.object_kind, object_kind), (_a.object_id, object_id))
+        statement = statement.where(*(column == value for column, value in equal if value is not None))
         if action is not None:
             of_kind = _a.action.startswith(f"{action}.", autoescape=True)
             statement = statement.where(sa.or_(_a.action == action, of_kind))
-        if object_kind is not None:
-            statement = statement.where(_a.object_kind == object_kind)
-        if object_id is not None:
-            statement = statement.where(_a.object_id == object_id)
         order = _a.id.desc() if newest_first else _a.id.asc()
         rows = self.read_records(AuditRow, statement.order_by(order).limit(limit + 1))
         page = rows[:limit]

@@ -37,25 +37,27 @@ _DAY_S = 86_400.0
 
 Key = tuple[object, ...]
 
-_OF_RUN = (
-    schema.points,
-    schema.point_extremes,
-    schema.log_lines,
-    schema.measurements,
-    schema.latest_points,
-    schema.run_summaries,
-    schema.attempts,
-)
-"""Tables with rows of a run."""
-_OF_EXPERIMENT = (
-    schema.attempt_usage,
-    schema.placements,
-    schema.run_references,
-    schema.cell_specs,
-    schema.events,
-    schema.experiment_specs,
-)
-"""Tables with rows of an experiment, besides its runs."""
+_OF_RUN = {
+    schema.points: "run_id",
+    schema.point_extremes: "run_id",
+    schema.log_lines: "run_id",
+    schema.measurements: "run_id",
+    schema.latest_points: "run_id",
+    schema.run_summaries: "run_id",
+    schema.attempts: "run_id",
+    schema.runs: "id",
+}
+"""Tables with rows of a run, each with the column that has its id; the run itself goes last."""
+_OF_EXPERIMENT = {
+    schema.attempt_usage: "experiment_id",
+    schema.placements: "experiment_id",
+    schema.run_references: "experiment_id",
+    schema.cell_specs: "experiment_id",
+    schema.events: "experiment_id",
+    schema.experiment_specs: "experiment_id",
+    schema.experiments: "id",
+}
+"""The same of an experiment, besides its runs."""
 _series = (_p.run_id == bindparam("run"), _p.name_id == bindparam("name"), _p.attempt == bindparam("number"))
 _NTH_STEP = (
     select(_p.step)
@@ -289,16 +291,9 @@ class Removal(StorePart):
         # Either may be gone already, and the first not be on this machine.
         storage.delete(experiment_folder(self.settings, experiment_id))
         storage.delete(stored_experiment(self.settings, experiment_id))
-        parts = [
-            part
-            for run_id in self._runs_of(experiment_id)
-            for part in (
-                *(OwnedRows(table, "run_id", run_id) for table in _OF_RUN),
-                OwnedRows(schema.runs, "id", run_id),
-            )
-        ]
-        parts += [OwnedRows(table, "experiment_id", experiment_id) for table in _OF_EXPERIMENT]
-        parts.append(OwnedRows(schema.experiments, "id", experiment_id))
+        runs = self._runs_of(experiment_id)
+        parts = [OwnedRows(table, owner, id) for id in runs for table, owner in _OF_RUN.items()]
+        parts += [OwnedRows(table, owner, experiment_id) for table, owner in _OF_EXPERIMENT.items()]
         place = 0
         after: Key | None = None
         portions = _Portions()

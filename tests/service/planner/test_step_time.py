@@ -161,17 +161,3 @@ def test_more_workers_are_never_slower_than_their_communication() -> None:
         assert one.step_ms == pytest.approx(one.compute_ms + one.exposed_ms)
         assert 0 <= one.exposed_ms <= one.communication_ms + 1e-9
         assert one.speed_up <= one.workers + 1e-9
-
-
-@pytest.mark.parametrize("rates", [Rates(0.0, 1.0), Rates(1.0, 0.0)])
-def test_rates_are_above_zero(rates: Rates) -> None:
-    with pytest.raises(ValueError, match="give rates above 0"):
-        assumed(
-            shape_of(Preset("tiny")), tokens=8, examples=1, optimizer_passes=7, rates=rates,
-            payload=uncompressed,
-        )  # fmt: skip
-
-
-def test_there_is_at_least_one_worker() -> None:
-    with pytest.raises(ValueError, match="workers is 0"):
-        estimate(STEP, FREE, 0, global_size=8)
