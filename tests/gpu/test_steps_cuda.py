@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 
 from tests.trainers.conftest import Recorder
 from tests.trainers.corpora import write_task
+from trainers import parallel
 from trainers.config import RunConfig
 from trainers.data.batches import StepBatch
 from trainers.device_kinds.cuda_backend import CudaGraphs
 from trainers.entrypoint import train
 from trainers.loop.steps import Transfer
 from trainers.loop.trainer import Trainer
-from trainers.parallel import strategies
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop, NullSink, TrainingOutcome
 from trainers.tasks import TASKS
@@ -174,7 +174,7 @@ def test_replayed_passes_have_the_losses_of_launched_ones(
     changes: dict[str, Any] = {"model": model, "precision": precision, "length": {"steps": 20}}
     _, replayed = ended(configure("imdb", "replayed", **changes))
     assert recorded
-    monkeypatch.setattr(strategies, "RecordedReplica", Replica)
+    monkeypatch.setattr(parallel, "RecordedReplica", Replica)
     _, launched = ended(configure("imdb", "launched", **changes))
     assert replayed == pytest.approx(launched, rel=1e-4 if precision == "fp32" else 2e-2)
 

@@ -22,6 +22,7 @@ import torch
 from torch import distributed
 
 from tests.trainers.tape import Tape
+from trainers import parallel
 from trainers.checkpoints import store
 from trainers.config import RunConfig
 from trainers.data.batches import TrainingBatches
@@ -31,7 +32,6 @@ from trainers.entrypoint import classify, train
 from trainers.loop import assembly, run_worker, trainer
 from trainers.loop.steps import Transfer
 from trainers.models.precision import Rounded
-from trainers.parallel import strategies
 from trainers.parallel.replica import DistributedReplica
 from trainers.reporting import NullSink, StopReason
 from trainers.tasks.classification.task import Imdb
@@ -119,7 +119,7 @@ def on_tape(*, replays: bool) -> Tape:
     Backend.recorder = lambda self, device: tape  # type: ignore[method-assign]
 
     if not replays:
-        strategies.RecordedDistributedReplica = DistributedReplica  # type: ignore[misc, assignment]
+        parallel.RecordedDistributedReplica = DistributedReplica  # type: ignore[misc, assignment]
     return tape
 
 

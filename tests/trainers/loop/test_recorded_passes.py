@@ -22,13 +22,13 @@ from cuda_ext import encoder as kernels
 from tests.trainers.conftest import Configure, Launch, Recorder
 from tests.trainers.corpora import EACH_HEAD, write_task
 from tests.trainers.tape import Tape
+from trainers import parallel
 from trainers.data.batches import Batch, collate
 from trainers.data.segments import StaticRow, StaticShape
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
-from trainers.parallel import strategies
 from trainers.parallel.recorded import RecordedReplica
 from trainers.parallel.replica import Replica
 from trainers.reporting import NeverStop
@@ -96,7 +96,7 @@ def test_replayed_passes_are_those_of_a_run_without_recordings(
     recorded = ended(configure, tmp_path / "recorded", **changes)
     assert tape.recorded >= 2 * 2
     assert tape.replayed >= STEPS
-    monkeypatch.setattr(strategies, "RecordedReplica", Replica)
+    monkeypatch.setattr(parallel, "RecordedReplica", Replica)
     replayed = tape.replayed
     plain = ended(configure, tmp_path / "plain", **changes)
     assert tape.replayed == replayed
