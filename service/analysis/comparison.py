@@ -130,6 +130,7 @@ def _best(rows: Sequence[ComparedRow], metrics: Sequence[Metric]) -> dict[str, i
 
 def only_best(means: Mapping[Of, float], metric: Metric) -> Of | None:
     """Whose mean is better than all others; None = there are no others, or several are best."""
-    best = (min if metric.better == "lower" else max)(means.values(), default=None)
+    pick = min if metric.better == "lower" else max
+    best = pick(means.values()) if means else None
     winners = [of for of, mean in means.items() if mean == best]
     return winners[0] if len(winners) == 1 < len(means) else None

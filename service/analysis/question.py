@@ -200,7 +200,8 @@ class Question(Rows):
                 for side in every
                 if (of := side.values[metric.name].values())
             }
-            if (winner := only_best(means, metric)) in positions:
+            winner = only_best(means, metric)
+            if winner in positions:
                 best[metric.name] = positions[winner]
         return best
 

@@ -229,24 +229,19 @@ def _kind(spec: ExperimentSpec) -> tuple[object, ...]:
 
 
 def _nearest(spec: ExperimentSpec, past: Sequence[Past]) -> tuple[Likeness, list[Past]]:
-    tiers: list[list[Past]] = [[], [], []]
+    tiers: dict[Likeness, list[Past]] = {likeness: [] for likeness in LIKENESS}
     for one in past:
         if (one.spec.trains and one.steps <= 0) or one.total_time_s <= 0:
             continue
         if one.spec.task.max_length != spec.task.max_length:
-            tiers[2].append(one)
-        elif (
-            one.spec.batch.size != spec.batch.size
-            or one.spec.optimizer.name != spec.optimizer.name
-            or one.spec.optimizer.implementation != spec.optimizer.implementation
-        ):
-            tiers[1].append(one)
+            tiers[LIKENESS[2]].append(one)
         else:
-            tiers[0].append(one)
-    for likeness, found in zip(LIKENESS, tiers, strict=True):
-        if found:
-            return likeness, found
-    return LIKENESS[-1], []
+            tiers[LIKENESS[int(_update(one.spec) != _update(spec))]].append(one)
+    return next((tier for tier in tiers.items() if tier[1]), (LIKENESS[-1], []))
+
+
+def _update(spec: ExperimentSpec) -> tuple[object, ...]:
+    return spec.batch.size, spec.optimizer.name, spec.optimizer.implementation
 
 
 def _from_history(work: float, like: Sequence[Past], tier: Likeness) -> Span:

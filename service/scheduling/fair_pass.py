@@ -393,8 +393,8 @@ def _of_lane(
 
 
 def _sum(users: _Users) -> _Part:
-    *amounts, waits = map(sum, zip(*map(astuple, users.values()), strict=True))
-    return _Part(*amounts, waits > 0)
+    devices, usd_per_hour, used_usd, waits = map(sum, zip(*map(astuple, users.values()), strict=True))
+    return _Part(devices, usd_per_hour, used_usd, waits > 0)
 
 
 def _share(lane: Lane, project: str, user: str | None, part: _Part, level: Level) -> Share:
