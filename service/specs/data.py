@@ -121,8 +121,10 @@ def _looked_up(what: str, dataset: _Dataset, _signature: Signature, roots: tuple
     from trainers.tasks import inspection
 
     with at_hand(dataset.path, roots) as (near, within):
-        found: int | None = near and getattr(inspection, what)(near, dataset.task, roots=within)
-    return found
+        if near is None:
+            return None
+        found: int | None = getattr(inspection, what)(near, dataset.task, roots=within)
+        return found
 
 
 @contextmanager
