@@ -6,7 +6,8 @@ library's: what the short cut cannot guarantee goes through the library, as do a
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,8 +21,12 @@ Ids = npt.NDArray[np.integer]
 Counts = npt.NDArray[np.int64]
 
 _BUDGET_BYTES = 64 << 20  # Most memory that remembered words take, roughly
-_WORD_BYTES = 250  # What a remembered word takes besides its characters
+_WORD_BYTES = 150  # What a remembered word takes besides its characters
 _NOT_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"  # Characters that `str.split` splits at, but that BERT deletes
+_PIECES_KEPT = 1 << 18  # Most parts of words whose tokens are remembered
+_PRINTABLE = re.compile(r"[!-~]+")
+_PIECES = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
+_PIECE = re.compile(r"[0-9A-Za-z]+|[!-~]")
 
 
 Encoder = Callable[[Sequence[str]], tuple[Ids, Counts]]
@@ -32,8 +37,8 @@ def encoder_of(tokenizer: Tokenizer) -> Encoder:
     """Returns the fastest encoder that gives this tokenizer's ids; switches padding and truncation off."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    splits = _splits_at_spaces(json.loads(tokenizer.to_str()))
-    return WordEncoder(tokenizer) if splits else LibraryEncoder(tokenizer)
+    described = json.loads(tokenizer.to_str())
+    return WordEncoder(tokenizer, described) if _splits_at_spaces(described) else LibraryEncoder(tokenizer)
 
 
 def token_dtype(tokenizer: Tokenizer) -> type[np.integer]:
@@ -57,24 +62,59 @@ class LibraryEncoder:
 class WordEncoder(LibraryEncoder):
     """A BERT tokenizer, by remembered words; `encoder_of` decides which tokenizers qualify."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, described: Mapping[str, Any]) -> None:
         super().__init__(tokenizer)
+        self._lowercase = bool(described["normalizer"]["lowercase"])
+        self._added = re.compile("|".join(re.escape(one["content"]) for one in described["added_tokens"]))
+        longest = int(described["model"]["max_input_chars_per_word"])
+        self._pieces: dict[str, Sequence[int]] = {
+            piece: (number,)
+            for piece, number in described["model"]["vocab"].items()
+            if len(piece) <= longest and _PIECE.fullmatch(piece)
+        }
+        """Tokens of what the tokenizer never looks beyond: ASCII words, single signs, other words whole."""
+        self._fixed_pieces = len(self._pieces)
         self._words: dict[str, Sequence[int]] = {}
         self._held_bytes = 0
 
     def lists(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        # A text with a character that the two split at differently is taken for one long word.
-        split = [text.split() if not any(map(text.__contains__, _NOT_SPACES)) else [text] for text in texts]
-        new = list({*chain.from_iterable(split)} - self._words.keys())
-        self._words |= zip(new, super().lists(new), strict=True)
-        self._held_bytes += sum(map(len, new)) + _WORD_BYTES * len(new)
-        ids_of = self._words.__getitem__
-        found = [list(chain.from_iterable(map(ids_of, words))) for words in split]
-        # The words that came first stay, which are the frequent ones.
+        split = self._split(texts)
+        self._learn({*chain.from_iterable(split)} - self._words.keys())
+        tokens_of = self._words.__getitem__
+        found = [list(chain.from_iterable(map(tokens_of, words))) for words in split]
+        self._forget()
+        return found
+
+    def _split(self, texts: Sequence[str]) -> list[list[str]]:
+        joined = "\n".join(texts)
+        if not any(character in joined for character in _NOT_SPACES):
+            return [text.split() for text in texts]
+        # A text with such a character is taken for one long word, which the library encodes.
+        return [
+            [text] if any(character in text for character in _NOT_SPACES) else text.split() for text in texts
+        ]
+
+    def _learn(self, new: Iterable[str]) -> None:
+        divided = {word: self._divide(word) for word in new}
+        unknown = list({*chain.from_iterable(divided.values())} - self._pieces.keys())
+        self._pieces |= zip(unknown, super().lists(unknown), strict=True)
+        of_pieces = self._pieces.__getitem__
+        for word, pieces in divided.items():
+            self._words[word] = tuple(chain.from_iterable(map(of_pieces, pieces)))
+            self._held_bytes += len(word) + _WORD_BYTES
+
+    def _divide(self, word: str) -> Sequence[str]:
+        if _PRINTABLE.fullmatch(word) and not self._added.search(word):
+            return _PIECES.findall(word.lower() if self._lowercase else word)
+        return (word,)
+
+    def _forget(self) -> None:
+        """Keeps what fits: the words that came first, which are the frequent ones."""
         while self._held_bytes > _BUDGET_BYTES:
             word, _ = self._words.popitem()
             self._held_bytes -= len(word) + _WORD_BYTES
-        return found
+        while len(self._pieces) > max(self._fixed_pieces, _PIECES_KEPT):
+            self._pieces.popitem()
 
 
 def ends_of(counts: Counts) -> Counts:

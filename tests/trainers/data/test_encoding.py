@@ -76,6 +76,7 @@ def test_framed_and_cut_pairs_are_the_librarys(library, pairs, length):
 
 def test_forgetting_words_changes_no_id(library, monkeypatch):
     monkeypatch.setattr(encoding, "_BUDGET_BYTES", 1000)
+    monkeypatch.setattr(encoding, "_PIECES_KEPT", 0)
     encoder = encoder_of(Tokenizer.from_str(TOKENIZER))
     library.no_truncation()
     for number in range(30):
