@@ -445,7 +445,7 @@ def _write_progress(connection: Connection, progress: list[ProgressRow]) -> None
     rows = [row for _, row in sorted(last.items())]
     if rows:
         steps = [{"run": row.run_id, "current": row.attempt, "at_step": row.step} for row in rows]
-        more = ({"of_steps": row.total_steps, "in_phase": row.phase} for row in rows)
+        more = [{"of_steps": row.total_steps, "in_phase": row.phase} for row in rows]
         connection.execute(SET_PROGRESS, [{**step, **of} for step, of in zip(steps, more, strict=True)])
         connection.execute(SET_LAST_STEP, steps)
 
