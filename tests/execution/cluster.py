@@ -38,14 +38,21 @@ WAIT_S = 600.0
 """Longest wait for anything; a loaded machine needs most of it for starting processes."""
 
 
-@pytest.fixture(scope="session")
-def local_ray() -> Iterator[LocalRay]:
+@contextlib.contextmanager
+def ray_head() -> Iterator[LocalRay]:
     """A Ray head with 2 CPUs and its dashboard, which takes the jobs."""
     before = os.environ.pop("RAY_ADDRESS", None)
     with LocalRay.start(Settings(), num_cpus=2) as ray:
         yield ray
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[LocalRay]:
+    """The head of the whole session."""
+    with ray_head() as ray:
+        yield ray
 
 
 @pytest.fixture(scope="session")

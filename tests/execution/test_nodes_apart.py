@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from service.domain.states import ExperimentState
-from tests.execution.cluster import WITH_NAMESPACES, AddNode, Running, end, nodes_of, with_own_folder
+from service.local.local_ray import LocalRay
+from tests.execution.cluster import (
+    WITH_NAMESPACES,
+    AddNode,
+    Running,
+    end,
+    nodes_of,
+    ray_head,
+    with_own_folder,
+)
 from tests.execution.test_two_nodes import write_catalogue
 from tests.object_store import in_environment, object_store
 from trainers.data.storage import digest, place
@@ -34,6 +43,14 @@ RUNS: dict[str, dict[str, Any]] = {
 def storage_url() -> Iterator[str]:
     with object_store() as served, in_environment(served):
         yield served.make_bucket("nodes-apart")
+
+
+@pytest.fixture(scope="module")
+def local_ray(storage_url: str) -> Iterator[LocalRay]:
+    """A head with the store's credentials: drivers, which it runs, look for a teacher's checkpoint there."""
+    del storage_url
+    with ray_head() as ray:
+        yield ray
 
 
 @pytest.mark.slow
