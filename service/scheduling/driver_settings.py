@@ -60,7 +60,7 @@ def read(content: bytes) -> Settings:
 
 def take(token: str) -> Settings:
     """Returns the settings of this process's job; exits if they are not there, or no longer."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined, unused-ignore]
 
     key = f"gcs://{token}".encode()
     ray = GcsClient(address=os.environ["RAY_ADDRESS"])
