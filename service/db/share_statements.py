@@ -51,19 +51,19 @@ def demand(experiment_ids: Iterable[int]) -> Select[Any]:
 
 
 def held(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, hardware, devices) that experiments hold now."""
+    """(experiment, hardware, devices, served_s) that experiments hold now; when they got the last of them."""
     return (
-        select(_p.experiment_id, _p.hardware, func.sum(_p.devices))
+        select(_p.experiment_id, _p.hardware, func.sum(_p.devices), func.max(_p.placed_s))
         .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
         .group_by(_p.experiment_id, _p.hardware)
     )
 
 
 def placed(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, hardware, placed_s) of devices that are held, the longest held first."""
+    """(experiment, hardware, placed_s, ready_s, released_s) of devices that are or were held, in order."""
     return (
-        select(_p.experiment_id, _p.hardware, _p.placed_s)
-        .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
+        select(_p.experiment_id, _p.hardware, _p.placed_s, _p.ready_s, _p.released_s)
+        .where(_p.experiment_id.in_(list(experiment_ids)))
         .order_by(_p.placed_s)
     )
 

@@ -76,7 +76,7 @@ class ServiceValues(Section):
 
 
 class HeadValues(Section):
-    """Ray's head, which runs the drivers: about 70 MB for each active experiment."""
+    """Ray's head, which runs the drivers: about 55 MB for each active experiment."""
 
     cpu: Quantity = "2"
     memory: Quantity = "8Gi"
