@@ -50,21 +50,33 @@ def demand(experiment_ids: Iterable[int]) -> Select[Any]:
     )
 
 
+_served = func.max(_p.placed_s).label("served_s"), func.max(_p.ready_s - _p.placed_s).label("restart_s")
+
+
 def held(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, hardware, devices, served_s) that experiments hold now; when they got the last of them."""
+    """(experiment, hardware, devices, served_s, restart_s) that experiments hold now, as in `served`."""
     return (
-        select(_p.experiment_id, _p.hardware, func.sum(_p.devices), func.max(_p.placed_s))
+        select(_p.experiment_id, _p.hardware, func.sum(_p.devices), *_served)
         .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
         .group_by(_p.experiment_id, _p.hardware)
     )
 
 
 def placed(experiment_ids: Iterable[int]) -> Select[Any]:
-    """(experiment, hardware, placed_s, ready_s, released_s) of devices that are or were held, in order."""
+    """(experiment, hardware, placed_s) of devices that are held, the longest held first."""
     return (
-        select(_p.experiment_id, _p.hardware, _p.placed_s, _p.ready_s, _p.released_s)
-        .where(_p.experiment_id.in_(list(experiment_ids)))
+        select(_p.experiment_id, _p.hardware, _p.placed_s)
+        .where(_p.experiment_id.in_(list(experiment_ids)), _p.released_s.is_(None))
         .order_by(_p.placed_s)
+    )
+
+
+def served(experiment_ids: Iterable[int]) -> Select[Any]:
+    """(experiment, served_s, restart_s): when it last got devices, and its longest start of workers."""
+    return (
+        select(_p.experiment_id, *_served)
+        .where(_p.experiment_id.in_(list(experiment_ids)))
+        .group_by(_p.experiment_id)
     )
 
 

@@ -54,6 +54,12 @@ class _Known:
     """(devices, of the largest run) by hardware."""
     since: dict[str, list[float]] = field(default_factory=dict)
     """Since when it has held devices for one run, for two, and so on, by hardware."""
+    served_s: float | None = None  # When it last got devices, Unix seconds; None = it never did
+    restart_s: float = 0.0  # How long its workers took to start at most
+
+    def serve(self, at_s: float, restart_s: float | None) -> None:
+        self.served_s = max(at_s, self.served_s or at_s)
+        self.restart_s = max(restart_s or 0.0, self.restart_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class SituationReader:
             now_s = self._store.database_time(connection)
             waiting = self._head_of_queue(connection, considered, now_s)
             self._look_at([*active, *waiting], connection, now_s)
-            held = _held(connection, {experiment.id for experiment in active})
+            held = self._held(connection, {experiment.id for experiment in active})
             terms = _left_here(self._terms(connection, now_s), connection, self._pool)
             usage = usage_by_user(connection)
         candidates: list[Experiment | Newcomer] = [*active, *waiting]
@@ -161,6 +167,8 @@ class SituationReader:
             for row in connection.execute(share_statements.placed(new)):
                 held_for_s = max(0.0, now_s - row.placed_s)
                 self._known[row.experiment_id].since.setdefault(row.hardware, []).append(now - held_for_s)
+            for row in connection.execute(share_statements.served(new)):
+                self._known[row.experiment_id].serve(row.served_s, row.restart_s)
         due = sorted(id for id, known in self._known.items() if now - known.counted_s >= DEMAND_EVERY_S)
         if not due:
             return
@@ -169,6 +177,14 @@ class SituationReader:
             demand[row.experiment_id][row.hardware] = float(row.devices), float(row.largest)
         for id in due:
             self._known[id].demand, self._known[id].counted_s = demand[id], now
+
+    def _held(self, connection: Connection, ids: Collection[int]) -> dict[int, dict[str, float]]:
+        """Returns what experiments hold by hardware, and notes when they got the last of it."""
+        held: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        for id, hardware, devices, served_s, restart_s in connection.execute(share_statements.held(ids)):
+            held[id][hardware] = float(devices)
+            self._known[id].serve(served_s, restart_s)
+        return held
 
     def _claimant(
         self,
@@ -197,6 +213,7 @@ class SituationReader:
             tuple(limited),
             preemptible=preemptible,
             pool=self._pool,
+            served_s=known.served_s,
         )
 
     def _yieldable(self, known: _Known, demand: Demand) -> int:
@@ -209,7 +226,7 @@ class SituationReader:
         since = known.since.setdefault(demand.hardware, [])
         del since[demand.running :]
         since += [now] * (demand.running - len(since))
-        return sum(may_yield(now, each, 0.0) for each in since)
+        return sum(may_yield(now, each, known.restart_s) for each in since)
 
     def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
         known = find(spec.hardware, self._catalogue) is not None
@@ -265,13 +282,6 @@ def _in_runs(hardware: str, devices: float, at_a_time: float, held: float) -> De
     """Returns a demand in runs; devices that are held count as runs, also while their workers start."""
     running = math.ceil(held / devices - 1e-6)
     return Demand(hardware, devices, running, max(0, math.floor(at_a_time + 1e-6) - running))
-
-
-def _held(connection: Connection, ids: Collection[int]) -> dict[int, dict[str, float]]:
-    held: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for id, hardware, devices in connection.execute(share_statements.held(ids)):
-        held[id][hardware] = float(devices)
-    return held
 
 
 def _left_here(

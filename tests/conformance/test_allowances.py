@@ -39,11 +39,13 @@ def allowances(store: Store, experiment_id: int) -> dict[str, DeviceAllowance]:
     return dict(store.drivers.requests(experiment_id, 1).allowances)
 
 
-def hold(store: Store, experiment_id: int, devices: int, *, since_s: float) -> None:
+def hold(
+    store: Store, experiment_id: int, devices: int, *, since_s: float, ready_s: float | None = None
+) -> None:
     """Devices at 0.9 USD an hour each."""
     placed = Placement(
         id="placement", hardware="cpu", workers=1, devices=devices, price_usd_per_hour=devices * 0.9,
-        power_w=15.0, placed_s=since_s, ready_s=None, released_s=None, seen_s=since_s,
+        power_w=15.0, placed_s=since_s, ready_s=ready_s, released_s=None, seen_s=since_s,
     )  # fmt: skip
     store.drivers.record_placements(experiment_id, 1, [placed])
 
@@ -93,14 +95,15 @@ def test_devices_that_can_come_are_divided_like_those_that_are_there(
     assert fair_pass.lacking == set()
 
 
+@pytest.mark.parametrize(("restart_s", "useful_s"), [(0.0, USEFUL_S), (120.0, 50 * 120.0)])
 def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(
-    store: Store, queue: Queue, submit: Submit
+    store: Store, queue: Queue, submit: Submit, restart_s: float, useful_s: float
 ) -> None:
     now = [store.clock()]
     store.clocks.simulated = lambda: now[0]
     grid = submit(20)
     started(store, queue)
-    hold(store, grid.id, 3, since_s=now[0])
+    hold(store, grid.id, 3, since_s=now[0], ready_s=now[0] + restart_s)
     other = submit(20, owner="bob")
     started(store, queue)
     hold(store, other.id, 1, since_s=now[0])
@@ -112,8 +115,21 @@ def test_devices_change_hands_after_a_useful_time_unless_for_a_newcomer(
         return allowances(store, grid.id)["cpu"].devices, allowances(store, other.id)["cpu"].devices
 
     assert divided() == (3, 1)
-    now[0] += USEFUL_S
+    now[0] += useful_s - 1.0
+    assert divided() == (3, 1)
+    now[0] += 1.0
     assert divided() == (2, 2)
+
+
+def test_a_grid_does_not_hold_up_a_later_experiment_of_its_user(
+    store: Store, queue: Queue, submit: Submit, fair_pass: FairPass
+) -> None:
+    grid = submit(20)
+    started(store, queue)
+    small = submit(1)
+    hold(store, grid.id, 1, since_s=store.clock())
+    assert fair_pass.divide(CLUSTER, queue.active(), 3) == [small.id]
+    assert allowances(store, grid.id)["cpu"].devices == 1
 
 
 def test_who_has_no_driver_gets_the_place_of_whoever_has_most(
