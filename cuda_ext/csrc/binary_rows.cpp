@@ -331,22 +331,14 @@ void signs(const BinaryProduct& p, int64_t begin, int64_t end) {
 // The sums of a group of four activations by the signs that its weights give them; the sums of a register's outputs
 // are then one permutation. 8 lanes have those in which the last one is positive; the others are their negatives.
 constexpr int64_t kGroupSums = kLanes;
-#if defined(__AVX512F__)
-constexpr int kSumRows = 4, kSumPanels = 4;
-#else
-constexpr int kSumRows = 2, kSumPanels = 1;
-#endif
+constexpr int kSumRows = kLanes / 4, kSumPanels = kLanes == 16 ? 4 : 1;
 
 struct GroupSigns {
   alignas(64) uint32_t bits[4][kLanes];
   constexpr GroupSigns() : bits() {
-    for (int i = 0; i < 4; ++i) {
-      for (int lane = 0; lane < kLanes; ++lane) bits[i][lane] = (lane | kLanes) >> i & 1 ? 0 : 0x80000000u;
-    }
+    for (int i = 0; i < 4 * kLanes; ++i) bits[i / kLanes][i % kLanes] = (i | kLanes) >> (i / kLanes) & 1 ? 0 : 1u << 31;
   }
-};
-
-constexpr GroupSigns kGroupSigns;
+} constexpr kGroupSigns;
 
 STILLHOUSE_LANES void group_sums(const float* x, float* to) {
   const auto term = [&](int i) STILLHOUSE_LAMBDA {

@@ -524,6 +524,11 @@ OF_THE_RUN: dict[str, Write] = {
     "finish_run": lambda store, attempt: store.attempts.finish_run(RUN, attempt, RunState.succeeded),
 }
 
+OF_THE_QUEUE: dict[str, Callable[[Queue, int], bool]] = {  # These answer False; see test_claims.py.
+    "adopt": lambda queue, attempt: queue.adopt(ID, attempt, "other", 30.0),
+    "withdraw": lambda queue, attempt: queue.withdraw(ID, attempt),
+}
+
 
 def everything(store: Store) -> dict[str, Any]:
     with store.database.read() as connection:
@@ -539,6 +544,7 @@ def test_a_write_of_another_attempt_changes_nothing(world: Store, attempt: int) 
     for write in (OF_THE_EXPERIMENT | OF_THE_RUN).values():
         with pytest.raises(StaleAttempt):
             write(world, attempt)
+    assert not any(write(Queue(world), attempt) for write in OF_THE_QUEUE.values())
     assert everything(world) == before
 
 
@@ -559,7 +565,7 @@ def test_every_write_that_carries_an_attempt_is_among_them() -> None:
         if {"attempt", "experiment_attempt"} & {*inspect.signature(method).parameters}
         and not name.startswith("_")
     }
-    assert carrying - {"logs"} == {*OF_THE_EXPERIMENT, *OF_THE_RUN}
+    assert carrying - {"logs"} == {*OF_THE_EXPERIMENT, *OF_THE_RUN, *OF_THE_QUEUE}
 
 
 def test_a_run_whose_cancellation_was_requested_opens_no_attempt(store: Store, running: Running) -> None:
