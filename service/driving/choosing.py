@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,11 +22,13 @@ from service.driving.sweep_context import LiveTurns, SweepContext
 from service.scheduling.run_plan import Shape
 from service.search.protocol import Outcome, Suggestion
 from service.specs.experiment import InfeasibleCell, Refusal
-from service.specs.models import NoModel, Reference, checkpoint_of, reference
+from service.specs.models import ModelOutOfReach, NoModel, Reference, checkpoint_of, reference
 from service.store import Conflict, NotFound, QueuedRun
 from trainers.checkpoints.manifest import verify
 from trainers.data.storage import Place
 from trainers.errors import FailureClass
+
+logger = logging.getLogger(__name__)
 
 _BAD = frozenset({FailureClass.out_of_memory, FailureClass.not_finite, FailureClass.bad_spec})
 """Failures caused by the configuration."""
@@ -124,9 +128,13 @@ class SourceModels:
     def __init__(self, context: SweepContext) -> None:
         self._context = context
         self._paths: dict[int, Place] = {}  # Checkpoint folder by run
+        self._out_of_reach_until_s = 0.0
 
     def of(self, sample: Run, seed: int) -> dict[str, Place] | None:
-        """Returns the checkpoints that a run of a cell starts from; None = a source may still succeed."""
+        """Returns the checkpoints that a run of a cell starts from; None = to be asked again.
+
+        Sources had ended when the experiment was claimed, but may train again, or be out of reach for a time.
+        """
         models: dict[str, Place] = {}
         for text in (sample.student, sample.teacher):
             number = reference(text, seed)
@@ -134,7 +142,7 @@ class SourceModels:
                 continue
             path = self._paths.get(number) or self._find(number)
             if path is None:
-                return None  # It had ended when the experiment was claimed, and is tried again.
+                return None
             models[text] = self._paths[number] = path
         return models
 
@@ -153,7 +161,14 @@ class SourceModels:
             return None
         if standing.hopeless is not None:
             raise NoModel(standing.hopeless)
-        path = checkpoint_of(self._context.settings, runs.source_of(source), "best")
+        if time.monotonic() < self._out_of_reach_until_s:
+            return None
+        try:
+            path = checkpoint_of(self._context.settings, runs.source_of(source), "best")
+        except ModelOutOfReach as error:
+            logger.warning("trying again: %s", error)
+            self._out_of_reach_until_s = time.monotonic() + LIST_EVERY_S
+            return None
         # What is in a store is verified on the node that copies it.
         if isinstance(path, Path) and (problem := verify(path)):
             raise NoModel(f"run {number}: its checkpoint {path} is damaged ({problem})")

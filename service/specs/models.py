@@ -64,6 +64,10 @@ class NoModel(Exception):
     """A run has no checkpoint that can be used; the message is one line."""
 
 
+class ModelOutOfReach(NoModel):
+    """Whether there is one is not known: its folder cannot be read now."""
+
+
 @functools.lru_cache(maxsize=1024)
 def references(text: str | None) -> Mapping[int | None, int]:
     """Returns the run by seed, under None if it is one for all; `ValueError` for `run:` without a number."""
@@ -206,7 +210,7 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Place:
             raise NoModel(_why_none(run, which, folder))
         problem = manifest.verify(path, every_byte=False)
     except OSError as error:
-        raise NoModel(f"run {run.id}: {folder} cannot be read ({error.strerror or error})") from None
+        raise ModelOutOfReach(f"run {run.id}: {folder} cannot be read ({error.strerror or error})") from None
     if problem is not None:
         raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
     return path

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from service.config.hardware import CATALOGUE
 from service.config.settings import Settings
 from service.db.backup import BackupError, back_up, restore
 from service.domain.records import Run
+from service.driving.choosing import SourceModels
+from service.driving.sweep_context import SweepContext
 from service.local.doctor import FindingHealth, examine
 from service.output.model_folder import open_model
 from service.output.run_data import _tokenizer, predicted_units, run_data
@@ -25,8 +29,8 @@ from service.output.run_files import json_lines, known_scores, predictions_file,
 from service.scheduling import driver_settings
 from service.scheduling.admission import checked_plans
 from service.specs.data import train_examples
-from service.specs.experiment import validate
-from service.specs.models import NoModel, checkpoint_of, stored_experiment
+from service.specs.experiment import read_stored, validate
+from service.specs.models import checkpoint_of, stored_experiment
 from service.store import Store
 from tests.api.trained_model import trained
 from tests.object_store import KEY, SECRET, ObjectStore, in_environment, object_store
@@ -186,13 +190,17 @@ def test_a_run_on_data_in_a_store_is_shown_with_its_texts(store: Store, stored: 
 
 @pytest.mark.slow
 def test_a_store_that_does_not_answer_is_no_missing_model(
-    store: Store, settings: Settings, served: ObjectStore
+    store: Store, settings: Settings, served: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = train_one(store, settings)
     served.failing += [500] * 1000
     try:
-        with pytest.raises(NoModel, match=rf"run {run.id}: s3://.* cannot be read"):
-            checkpoint_of(settings, run, "best")
+        spec = read_stored(store.runs.config(run.id))
+        sources = SourceModels(SweepContext(store, settings, 2, 1, spec, {}))
+        assert sources.of(replace(run, teacher=f"run:{run.id}"), seed=0) is None, (
+            "runs that start from it wait"
+        )
+        assert re.search(rf"trying again: run {run.id}: s3://.* cannot be read", caplog.text)
         assert saved_checkpoints(store, settings, run.id) == []
     finally:
         served.failing.clear()
