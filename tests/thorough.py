@@ -25,6 +25,9 @@ KEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "cuda_ext/test_encoder_triton.py": {
         "test_no_kernel_spills": ("sm_75", "sm_90"),
     },
+    "execution/test_coming_nodes.py": {
+        "test_a_waiting_run_brings_a_node_and_the_last_run_lets_it_go": (),
+    },
     "execution/test_end_to_end.py": {
         "test_a_run_that_waits_behind_another_experiment_is_queued_and_charged_nothing": (),
         "test_a_run_without_steps_evaluates_the_model_as_it_is": (),

@@ -52,7 +52,7 @@ def test_a_retried_run_without_a_place_is_taken_back_and_the_other_keeps_its_att
     foreign = f"foreign-{time.time_ns()}"
     running.jobs.submit(foreign, shlex.join([sys.executable, "-c", HOLD_A_CPU]), metadata={})
     try:
-        running.wait_for(lambda: running.jobs.cluster(0.0).nodes[0].available["CPU"] < 2.0)
+        running.wait_for(lambda: running.jobs.cluster(0.0).nodes[0].available.get("CPU", 2.0) < 2.0)
         experiment = running.submit(seeds=[0, 1], **ENDLESS)
         retried, other = (run.id for run in running.runs(experiment))
         pid = running.wait_until_training(retried)
