@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,13 +88,11 @@ def profile(
             "measured_ms": measured.measured_ms,
             "error_pct": 100.0 * (predicted_ms / measured.measured_ms - 1.0),
         }
-    layers = [asdict(layer) for layer in step.layers]
-    for layer in layers:
-        del layer["gradients"]  # Of use to the estimate alone.
+    shown = ("name", "forward_ms", "backward_ms", "gradient_bytes")
     document = {
         "measured": measured is not None,
         "global_size": size,
-        "layers": layers,
+        "layers": [{name: getattr(layer, name) for name in shown} for layer in step.layers],
         "exchange": exchange,
         "rest_ms": step.rest_ms,
         "examples": step.examples,
