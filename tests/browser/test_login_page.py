@@ -104,8 +104,9 @@ def test_the_login_page_follows_the_colour_scheme(tab: Page, closed: FastAPI) ->
                 "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
             )
             tab.open(f"{url}/login")
-            in_page(tab, "Token")
-            grounds.append(tab.value("getComputedStyle(document.body).backgroundColor"))
+            ground = "getComputedStyle(document.body).backgroundColor"
+            tab.wait(f"{ground} !== 'rgba(0, 0, 0, 0)'")  # The style sheet is there.
+            grounds.append(tab.value(ground))
     assert grounds == ["rgb(247, 248, 249)", "rgb(17, 21, 26)"]
     assert tab.errors == []
 
