@@ -70,7 +70,7 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run what CI runs: `make test`, then the slow tests and most benchmarks (about 35 minutes)
+test-all: test ## Run what CI runs: `make test`, then the slow tests and most benchmarks (about 40 minutes)
 	@echo "slow tests; beside them those with Ray, then most benchmarks and the kernels: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
