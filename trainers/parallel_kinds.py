@@ -50,6 +50,13 @@ STRATEGIES: dict[str, StrategyInfo] = by_name(
         staged=True,
     ),
 )
+
+
+def unstaged() -> str:
+    """Returns the strategies that leave a model whole, as messages offer them."""
+    return " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
+
+
 """All values of `parallel.strategy`."""
 
 

@@ -31,7 +31,7 @@ from trainers.config.task import MAX_LENGTH, TaskConfig
 from trainers.device_kinds import DEVICE_KINDS, DeviceKind
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.optimizers import OPTIMIZERS
-from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES
+from trainers.parallel_kinds import COMPRESSIONS, POWERSGD, STRATEGIES, unstaged
 from trainers.registry import Identifier, NameIn, Section
 
 Stage = dict[str, JsonValue]
@@ -176,10 +176,9 @@ class TrainingSections(Section):
             encoder.require_precision(self.precision)
         encoder.require_evaluation(self.numerics.evaluation)
         if self.parallel.strategy_info.staged and not encoder.pipelines:
-            unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
             raise ValueError(
                 f"model.encoder {encoder.name} cannot be divided into pipeline stages; set "
-                f"parallel.strategy: {unstaged}, or another model.encoder"
+                f"parallel.strategy: {unstaged()}, or another model.encoder"
             )
         return self
 
@@ -187,10 +186,9 @@ class TrainingSections(Section):
     def _freezes(self) -> TrainingSections:
         encoder = ENCODERS[self.model.encoder]
         if self.model.frozen and self.parallel.strategy_info.staged:
-            unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
             raise ValueError(
                 "model.frozen may leave a pipeline stage without anything to train; set parallel.strategy: "
-                f"{unstaged}, or model.frozen: []"
+                f"{unstaged()}, or model.frozen: []"
             )
         if self.model.frozen and encoder.quantises:
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 from trainers.config import TrainingSections
 from trainers.model_kinds.encoders import ENCODERS
 from trainers.model_kinds.families import EMBEDDINGS, QUANTISED, FamilyInfo
-from trainers.parallel_kinds import STRATEGIES
+from trainers.parallel_kinds import unstaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ def student_misfits(
         for field, reason in encoder.quantisation.misfits(run.model.binary, model, fields):
             yield Misfit(field, reason)
     if run.parallel.strategy_info.staged and not family.pipelines:
-        unstaged = " or ".join(info.name for info in STRATEGIES.values() if not info.staged)
         yield Misfit(
             "parallel.strategy",
-            f"{family.summary} models such as '{model}' cannot be split into pipeline stages; use {unstaged}",
+            f"{family.summary} models such as '{model}' cannot be split into pipeline stages; "
+            f"use {unstaged()}",
         )
     if run.model.layers is not None and not family.selects_layers:
         yield Misfit(
