@@ -22,7 +22,7 @@ from api.login.sessions import login_instead
 from api.problems import CATALOGUE, RETRY_AFTER_S, ProblemError, from_spec_error, invalid, respond
 from api.routes import pages
 from service.analysis.answers import AnalysisError, BadQuestion, NotComparable
-from service.config.document import MAX_BYTES, Problem, SpecError, shortened
+from service.config.document import MAX_BYTES, Problem, SpecError, error_words
 from service.config.logs import about
 from service.db import errors
 from service.output.bounded import Unanswerable
@@ -110,10 +110,8 @@ def _from_invalid_request(error: RequestValidationError) -> ProblemError:
 
 
 def _parameter_problem(entry: dict[str, Any]) -> Problem:
-    path, message = ".".join(map(str, entry["loc"])), str(entry["msg"])
-    if entry["type"] == "missing":
-        return Problem("missing-field", path, message)
-    return Problem("invalid-value", path, f"{shortened(repr(entry.get('input')))}: {message}")
+    kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
+    return Problem(kind, ".".join(map(str, entry["loc"])), error_words(entry))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

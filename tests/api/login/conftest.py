@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.app import create_app
+from api.throttle import Throttle
 from service.config.settings import Settings
 from service.domain.access import Scope
 from service.store import Store
@@ -49,6 +50,7 @@ def opened(settings: Settings) -> Iterator[FastAPI]:
 def closed(settings: Settings) -> Iterator[FastAPI]:
     """An application with a token of its own."""
     with opened(settings.model_copy(update={"token": SecretStr(TOKEN)})) as app:
+        app.state.throttle = Throttle(lambda: 0.0)  # Nothing is allowed again, however long a test takes
         yield app
 
 

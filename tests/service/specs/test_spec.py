@@ -62,7 +62,12 @@ def test_dates_and_words_like_on_stay_strings() -> None:
 @pytest.mark.parametrize(
     ("extra", "kind", "path", "says"),
     [
-        ("pool: GPUs!", "invalid-value", "pool", "should match"),
+        (
+            "pool: GPUs!",
+            "invalid-value",
+            "pool",
+            "use 1 to 63 of a-z 0-9 . _ -, and begin with one of a-z 0-9, such as gpus",
+        ),
         ("optimzer: {}", "unknown-key", "optimzer", "did you mean 'optimizer'?"),
         ("batch: {global_sice: 8}", "unknown-key", "batch.global_sice", "did you mean 'global_size'?"),
         ("model: {student: mini}", "unknown-key", "model.student", "it is now model.name"),
