@@ -1,7 +1,11 @@
-"""What a cluster's head carries: memory, connections and polling, on a real Ray and a real PostgreSQL.
+"""A cluster of several nodes: what its head carries, what runs lose with nodes, what an object store costs.
 
-    python -m benchmarks.nodes [--experiments 3] [--jobs 1000]
+    python -m benchmarks.nodes [--experiments 6] [--polled 1000] [--only head|drains|storage]
     python -m benchmarks.nodes --smoke      # one experiment, twenty jobs
+
+`drain_lost_steps`, `drain_resume_s` and `head_restart_resume_s` are those of `benchmarks.drains`, which it
+runs; `checkpoint_pause_ratio_s3` and `restore_mib_per_s` those of `benchmarks.storage`. All others are of the
+head: its memory, connections and polling, on a real Ray and a real PostgreSQL.
 
 Starts a scheduler and experiments of one run each, and looks at their processes while all of them train.
 `driver_mib_per_experiment` is what an active experiment holds on the head: `driver_mib`, the memory that its
@@ -23,8 +27,11 @@ them, without processes of their own. `ask_one_job_ms` is the median time of a q
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -35,6 +42,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
+from benchmarks import drains, storage
 from benchmarks.local_sweeps import LocalSweeps, local_sweeps
 from benchmarks.options import Benchmark
 from benchmarks.postgresql import PostgreSQLServer
@@ -43,14 +51,17 @@ from service.domain.records import Experiment
 from service.domain.states import TERMINAL_EXPERIMENT_STATES
 from service.scheduling.ray_jobs import RayJob
 
+PARTS = {"drains": drains.BENCHMARK, "storage": storage.BENCHMARK}
 BENCHMARK = Benchmark(
     "nodes",
     __doc__,
     fields=(
-        "driver_mib_per_experiment", "connections_per_experiment", "experiments_active_on_one_head",
-        "poll_1000_jobs_ms",
+        "drain_lost_steps", "drain_resume_s", "head_restart_resume_s", "checkpoint_pause_ratio_s3",
+        "restore_mib_per_s", "driver_mib_per_experiment", "connections_per_experiment",
+        "experiments_active_on_one_head", "poll_1000_jobs_ms",
     ),
     also=(
+        *storage.BENCHMARK.fields,
         "experiments", "jobs", "drivers_per_host", "head_base_mib", "connections_at_most_per_experiment",
         "driver_mib", "host_mib", "relay_mib", "ask_one_job_ms",
     ),
@@ -61,7 +72,7 @@ _SAMPLES = 30
 _SAMPLE_EVERY_S = 0.5
 _POLLS = 5
 _ASKED = 50
-_PARTS = {
+_PROCESSES = {
     "forks": "service.driving.preloaded",
     "driver": "service.driving.driver",
     "relay": "ray::Relay",
@@ -82,20 +93,45 @@ def main() -> None:
     parser = BENCHMARK.parser()
     parser.size("--experiments", 6, smoke=1, help="experiments that are active at once")
     parser.size("--polled", 1000, smoke=20, help="experiments whose jobs are polled")
+    parser.add_argument("--only", choices=["head", *PARTS], help="this part alone")
     options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    for name, benchmark in PARTS.items():
+        if options.only in (None, name):
+            figures |= figures_of(benchmark, smoke=options.smoke)
+    if options.only in (None, "head"):
+        figures |= measure_head(options.experiments, options.polled)
+    BENCHMARK.report(figures, options)
+
+
+def figures_of(benchmark: Benchmark, *, smoke: bool) -> dict[str, Any]:
+    """Runs another benchmark, in a process of its own, as it sets variables of Ray or of the store."""
+    command = [sys.executable, "-m", f"benchmarks.{benchmark.name}", *(["--smoke"] if smoke else [])]
+    lines = [""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    figures = json.loads(lines[-1])
+    return {name: figures[name] for name in benchmark.fields}
+
+
+def measure_head(experiments: int, polled: int) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory(prefix="stillhouse-bench-") as folder,
         PostgreSQLServer() as server,
         local_sweeps(
-            Path(folder), database_url=server.create_database("nodes"), num_cpus=options.experiments
+            Path(folder), database_url=server.create_database("nodes"), num_cpus=experiments
         ) as sweeps,
     ):
-        figures = {
-            **measure_experiments(sweeps, options.experiments),
-            **measure_polls(sweeps, math.ceil(options.polled / DRIVERS_PER_HOST)),
+        return {
+            **measure_experiments(sweeps, experiments),
+            **measure_polls(sweeps, math.ceil(polled / DRIVERS_PER_HOST)),
+            "experiments": experiments,
+            "drivers_per_host": DRIVERS_PER_HOST,
         }
-    sizes = {"experiments": options.experiments, "drivers_per_host": DRIVERS_PER_HOST}
-    BENCHMARK.report({**figures, **sizes}, options)
 
 
 def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
@@ -116,7 +152,7 @@ def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
     sweeps.wait_for(lambda: all(ended(sweeps, each) for each in submitted))
     host_mib = sum(mib.values()) - own_mib
     of_each = own_mib / count + host_mib / DRIVERS_PER_HOST
-    print(", ".join(f"{part} {mib[part]:.0f} MiB" for part in _PARTS))
+    print(", ".join(f"{part} {mib[part]:.0f} MiB" for part in _PROCESSES))
     return {
         "driver_mib_per_experiment": round(of_each, 1),
         "driver_mib": round(own_mib / count, 1),
@@ -165,7 +201,7 @@ def resident_mib(root: psutil.Process) -> tuple[Counter[str], float, float]:
             memory = process.memory_full_info()
         except psutil.NoSuchProcess:
             continue
-        for part in (part for part, mark in _PARTS.items() if mark in command):
+        for part in (part for part, mark in _PROCESSES.items() if mark in command):
             parts[part] += memory.pss / 2**20
             own_mib += memory.uss / 2**20 if part == "driver" else 0.0
             break

@@ -21,9 +21,10 @@ FOLDER = ROOT / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text())
 BY_GPU_SUITE = {"gpu_suite", "encoders", "layer_kernels", "optimizer", "trainer"}
 """`test_gpu_suite.py` runs the suite at its smallest size, of which the others are steps."""
-LONGEST = ("sweep_overhead", "parallel", "attribution", "training")
+BY_NODES = {"drains", "storage"}
+LONGEST = ("nodes", "sweep_overhead", "parallel", "attribution", "training")
 """They begin first, so that none is alone at the end."""
-DAILY = {"attribution", "drains", "neighbours", "parallel", "storage", "training"}
+DAILY = {"attribution", "neighbours", "nodes", "parallel", "training"}
 """They take minutes beside others: `make thorough` and `make smoke` run them, `make test-all` does not."""
 LIMIT_S = 840
 """More than a benchmark waits for a sweep before it says where that is."""
@@ -35,7 +36,7 @@ def kept() -> dict[str, int]:
 
 
 def test_benchmarks_are_found():
-    assert set(MODULES) >= DAILY
+    assert set(MODULES) >= DAILY | BY_NODES
     assert {"parallel", "service", "sweep_overhead", "training", *BY_GPU_SUITE} <= set(MODULES)
 
 
@@ -68,7 +69,7 @@ def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
     "module",
     [
         pytest.param(module, marks=pytest.mark.thorough if module in DAILY else ())
-        for module in [*LONGEST, *sorted({*MODULES} - {*LONGEST} - BY_GPU_SUITE)]
+        for module in [*LONGEST, *sorted({*MODULES} - {*LONGEST} - BY_GPU_SUITE - BY_NODES)]
     ],
 )
 def test_runs_to_its_last_line_and_writes_nothing(module):
