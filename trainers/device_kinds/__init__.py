@@ -12,35 +12,40 @@ from trainers.registry import Deferred, by_name, entries_of
 if TYPE_CHECKING:
     import torch
 
-BF16_UNITS = frozenset({"amx_bf16", "bf16"})
-"""Flags of processors whose bf16 products are faster than fp32: Intel's AMX, and Arm's BFMMLA.
+FAST_BF16 = ({"amx_bf16"}, {"bf16"}, {"AuthenticAMD", "avx512_bf16"})
+"""What `/proc/cpuinfo` has of processors whose bf16 products beat fp32: AMX, Arm's BFMMLA, AMD's AVX-512.
 
-AVX-512's own bf16 instructions are not: measured on a Xeon, oneDNN's bf16 products reach 0.55 to 0.62 of the
-rate of MKL's in fp32, in every shape that the presets have.
+With Intel's AVX-512 they do not: in the presets' shapes, oneDNN's bf16 products reach 0.55 to 0.62 of the
+rate of MKL's in fp32 on a Xeon, and 2.1 to 2.6 times it on an EPYC (docs/precision.md).
 """
 
 
-def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether bf16 products are faster than fp32's; False where the system does not list flags."""
-    return bool(BF16_UNITS & _flags(cpuinfo))
+    return any(needed <= _flags(cpuinfo) for needed in FAST_BF16)
 
 
 @cache
 def _flags(cpuinfo: Path) -> frozenset[str]:
+    """Flags and maker of the first processor."""
     try:
-        lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
+        first = cpuinfo.read_text(encoding="ascii", errors="replace").partition("\n\n")[0]
     except OSError:
         return frozenset()
-    named = (line.partition(":") for line in lines)
-    flags = (words for name, _, words in named if name.strip() in ("flags", "Features"))
-    return frozenset(next(flags, "").split())
+    named = (line.partition(":") for line in first.splitlines())
+    return frozenset(
+        word
+        for name, _, words in named
+        if name.strip() in ("flags", "Features", "vendor_id")
+        for word in words.split()
+    )
 
 
 def _caution(precision: str) -> str | None:
-    if precision != "bf16" or has_bf16_units():
+    if precision != "bf16" or has_fast_bf16():
         return None
     return (
-        "is slower than fp32 on processors without AMX, such as this machine's: its products are "
+        "is slower than fp32 on processors without units for it, such as this machine's: its products are "
         "fp32's, with rounded operands and results"
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.profiler import ProfilerActivity
 
-from trainers.device_kinds import has_bf16_units
+from trainers.device_kinds import has_fast_bf16
 from trainers.device_kinds.counters import Device
 from trainers.errors import BadSpecError
 
@@ -62,7 +62,7 @@ class Backend:
 
     def has_instructions(self, precision: str, device: torch.device) -> bool:
         if precision == "bf16":
-            return has_bf16_units() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+            return has_fast_bf16() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
     def why_not(self, precision: str, device: torch.device) -> str | None:

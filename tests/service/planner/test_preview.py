@@ -119,12 +119,12 @@ def test_hardware_that_no_run_has_trained_on_is_noted(hardware: str, noted: bool
 
 
 def test_a_grids_notes_are_of_each_hardware_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainers.device_kinds.has_bf16_units", lambda: False)
+    monkeypatch.setattr("trainers.device_kinds.has_fast_bf16", lambda: False)
     axes = {"hardware": ["cpu", "L4"], "precision": ["fp32", "bf16"]}
     document = {"name": "x", "task": {"name": "imdb"}, "search": {"name": "grid", "axes": axes}}
     notes = of_precisions(validate(document))
     assert [line.partition(" on hardware ")[2].split()[0] for line in notes] == ["cpu", "L4"]
-    assert "precision bf16 on hardware cpu is slower than fp32 on processors without AMX" in notes[0]
+    assert "precision bf16 on hardware cpu is slower than fp32 on processors without units for it" in notes[0]
 
 
 @pytest.mark.parametrize(("hardware", "chosen"), [("H200", "bf16"), ("V100", "fp32"), ("cpu", "fp32")])
