@@ -3,7 +3,7 @@
 import hmac
 import logging
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Path, Query, Request, Response
@@ -13,8 +13,14 @@ from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.bodies import PastedToken
 from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep, given
 from api.login import sessions
-from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
-from api.login.people import AccountDisabled, ensure_user, person_logs_in
+from api.login.people import (
+    LOGIN_LASTS_S,
+    AccountDisabled,
+    Departure,
+    ProviderError,
+    ensure_user,
+    person_logs_in,
+)
 from api.principals import Identity, Via
 from api.problems import ProblemError
 from api.routes.pages import file
@@ -24,6 +30,9 @@ from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Who
 from service.domain.records import Items
 from service.domain.serialization import Serializable
 from service.store.people import Refused, secret_sha256
+
+if TYPE_CHECKING:
+    from api.login.oidc import Provider
 
 _logger = logging.getLogger(__name__)
 
@@ -97,7 +106,7 @@ def login_with_token(
     return answer
 
 
-async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provider, sessions.CookieJar]:
+async def _with_provider(request: Request, throttle: ThrottleDep) -> "tuple[Provider, sessions.CookieJar]":
     """Returns the provider and the browser's cookies; counts a login."""
     provider: Provider | None = request.app.state.provider
     if provider is None:
@@ -107,7 +116,7 @@ async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provi
     return provider, jar
 
 
-WithProvider = Annotated[tuple[Provider, sessions.CookieJar], Depends(_with_provider)]
+WithProvider = Annotated["tuple[Provider, sessions.CookieJar]", Depends(_with_provider)]
 
 
 @pages.operation("GET /login/oidc", PUBLIC_ANY_QUERY)
