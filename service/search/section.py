@@ -301,8 +301,12 @@ class Search(Section):
         """Share of its length that every run trains at least."""
         return 1.0
 
+    @functools.cached_property
+    def _point_count(self) -> int:
+        return self.space().cardinality(1, self.samples)
+
     def run_count(self, seeds: int) -> int:
-        return self.space().cardinality(seeds, self.samples)
+        return self._point_count * seeds
 
     def points(self) -> Iterator[Point]:
         """Returns the grid points, in product order or as drawn; empty ones if they are suggested later."""

@@ -249,7 +249,7 @@ def _with_markets(section: Any) -> Any:
     """Writes hardware on a market as one text, in the field and wherever it is an axis."""
     if isinstance(section, list):
         return [_with_markets(each) for each in section]
-    if not isinstance(section, Mapping):
+    if not isinstance(section, dict):
         return section
     return {
         name: written(value) if name == "hardware" else _with_markets(value)
