@@ -163,11 +163,11 @@ class SituationReader:
             specs = {row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(new))}
             self._known |= {id: _Known(_read(id, specs.get(id))) for id in new}
         now = self._store.monotonic()
-        if new:
-            for row in connection.execute(share_statements.placed(new)):
+        if started := [each.id for each in experiments if each.id in new and each.attempt]:
+            for row in connection.execute(share_statements.placed(started)):
                 held_for_s = max(0.0, now_s - row.placed_s)
                 self._known[row.experiment_id].since.setdefault(row.hardware, []).append(now - held_for_s)
-            for row in connection.execute(share_statements.served(new)):
+            for row in connection.execute(share_statements.served(started)):
                 self._known[row.experiment_id].serve(row.served_s, row.restart_s)
         due = sorted(id for id, known in self._known.items() if now - known.counted_s >= DEMAND_EVERY_S)
         if not due:
