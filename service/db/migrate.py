@@ -1,17 +1,15 @@
-"""Brings the database up to date, and lists what is wrong with it: at start and on the command line."""
+"""Brings the database up to date, and lists what is wrong with it: at start and on the command line.
+
+Only what changes or compares tables imports Alembic: the processes of an installation all check at start, and
+would keep it.
+"""
 
 import logging
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
@@ -22,10 +20,11 @@ from service.db.schema import TRIGGERS, Document, WordOf, metadata
 
 logger = logging.getLogger(__name__)
 
+REVISIONS = "alembic_version"  # Alembic's table, with the revision of all others
 UPGRADE_LOCK = 7305410  # PostgreSQL advisory lock: one process migrates at a time
 UPGRADE_TIMEOUT_S = 60.0  # How long a process waits while another migrates
 MIGRATIONS = Path(__file__).with_name("migrations")
-"""Alembic's folder: `env.py`, and one module per revision under `versions`."""
+"""Alembic's folder: `env.py`, and under `versions` one module per revision, named `<revision>_<what>.py`."""
 
 
 def upgrade(settings: Settings) -> None:
@@ -64,6 +63,9 @@ def _run_migrations(connection: Connection) -> None:
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
@@ -104,6 +106,9 @@ def readiness_problems(database: Database) -> list[str]:
 
 def differences(connection: Connection) -> list[Any]:
     """What the tables in the database have and `service.db.schema` has not, or the reverse."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
     context = MigrationContext.configure(connection, opts={"compare_type": same_type})
     return list(compare_metadata(context, metadata))
 
@@ -136,14 +141,11 @@ def _report_log_damage(path: Path) -> None:
 
 
 def newest_revision() -> str:
-    return _newest_revision(MIGRATIONS)
+    return max(_revisions())
 
 
-@cache
-def _newest_revision(migrations: Path) -> str:
-    revision = ScriptDirectory(migrations).get_current_head()
-    assert revision is not None
-    return revision
+def _revisions() -> set[str]:
+    return {path.stem.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py")}
 
 
 def same_type(
@@ -188,9 +190,12 @@ def _revision_problems(connection: Connection) -> list[str]:
 
 def is_newer(revision: str) -> bool:
     """Whether a revision is unknown to this program, which knows all earlier ones."""
-    return all(script.revision != revision for script in ScriptDirectory(MIGRATIONS).walk_revisions())
+    return revision not in _revisions()
 
 
 def revision_of(connection: Connection) -> str | None:
     """Revision of the tables in a database; None = it has none."""
-    return MigrationContext.configure(connection).get_current_revision()
+    if not connection.dialect.has_table(connection, REVISIONS):
+        return None
+    revision: str | None = connection.execute(sa.text(f"SELECT version_num FROM {REVISIONS}")).scalar()
+    return revision
