@@ -171,7 +171,7 @@ class Search(Section):
                 )
         return self
 
-    @property
+    @functools.cached_property
     def fields(self) -> dict[str, list[FieldValue] | Range]:
         """Values by field that varies, those of linked axes included."""
         return {
