@@ -30,7 +30,6 @@ from api.guard import LOOPBACK_NAMES
 from api.login.people import Departure, Person, ProviderError, ProviderUnavailable
 from service.config.settings import Settings
 
-CALLBACK = "/login/oidc/callback"
 _KEPT_S = 3600.0
 _TIMEOUT = httpx.Timeout(5.0, connect=3.0)
 _LEEWAY_S = 60
@@ -109,7 +108,7 @@ class Provider:
             session,
             client_id=self._settings.oidc_client_id,
             scope=self._settings.oidc_scopes,
-            redirect_uri=str(self._settings.url).rstrip("/") + CALLBACK,
+            redirect_uri=str(self._settings.url).rstrip("/") + "/login/oidc/callback",
             code_challenge_method="S256",
         )
 

@@ -1,8 +1,4 @@
-"""Brings the database up to date, and lists what is wrong with it: at start and on the command line.
-
-Only what changes or compares tables imports Alembic: the processes of an installation all check at start, and
-would keep it.
-"""
+"""Brings the database up to date, and lists what is wrong with it: at start and on the command line."""
 
 import logging
 from contextlib import closing
@@ -40,7 +36,8 @@ def upgrade(settings: Settings) -> None:
             database.path.parent.mkdir(parents=True, exist_ok=True)
             sqlite.refuse_unsafe_place(database.path)
             with database.lock.held(UPGRADE_TIMEOUT_S):
-                _report_log_damage(database.path)
+                if (damage := sqlite.log_damage(database.path)) is not None:
+                    logger.error("%s", damage)
                 with database.writers.connect() as connection:
                     # A table is changed by copying it, which foreign keys would take for a deletion.
                     driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
@@ -63,7 +60,7 @@ def _run_migrations(connection: Connection) -> None:
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
-    from alembic import command
+    from alembic import command  # Imported here: every process checks the tables, and would keep it.
     from alembic.config import Config
 
     config = Config()
@@ -125,19 +122,14 @@ def refuse_unusable(settings: Settings) -> None:
             if warning is not None:
                 logger.warning(warning)
             with database.lock.held():
-                _report_log_damage(database.path)
+                if (damage := sqlite.log_damage(database.path)) is not None:
+                    logger.error("%s", damage)
         with database.readers.connect() as connection:
             if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
                 problems += sqlite.integrity_problems(driver_connection(connection))
             problems += _revision_problems(connection)
     if problems:
         raise UnusableDatabase(problems[0])
-
-
-def _report_log_damage(path: Path) -> None:
-    damage = sqlite.log_damage(path)
-    if damage is not None:
-        logger.error("%s", damage)
 
 
 def newest_revision() -> str:

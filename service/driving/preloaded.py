@@ -19,7 +19,6 @@ import sqlalchemy.dialects.postgresql.psycopg
 import starlette.concurrency
 import starlette.datastructures
 
-import service.db.migrate
 import service.driving.driver
 import service.driving.ray_tune
 from service.config.process import freeze_loaded

@@ -37,10 +37,7 @@ _PARTS = {
 
 
 def config_sha256(spec: ExperimentSpec, pricing: DevicePricing) -> str:
-    """Returns the hash of what decides a run's figures except seed and files.
-
-    Prices are part of it; and figures of a shared device are not those of one that was the run's alone.
-    """
+    """Returns the hash of what decides a run's figures, prices included, except seed and files."""
     settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
     return hashlib.sha256(
         canonical_json({**settings, "rates": pricing.model_dump(mode="json")}).encode()
