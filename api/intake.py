@@ -94,11 +94,11 @@ class ProjectView:
             message = f"'{project}': no such project; `stillhouse project list` lists yours"
             raise SpecError([Problem("unknown-project", "project", message)])
         refuse_submission(caller, project, self._store)
-        if projects[project] is None:
+        limits = projects[project]
+        if limits is None:
             message = f"'{project}' is archived; name another project, or have a maintainer restore it"
             raise SpecError([Problem("archived-project", "project", message)])
         self.refuse_priority(caller, project, spec.queue.priority)
-        limits = self.limits(project)
         if limits.budgets.limited():
             spent, month = self._store.projects.spent(project), month_of(self._store.clock()).name
             if reason := spent_budget(limits, project, spent, month):

@@ -195,7 +195,7 @@ class _AfterAttention(torch.autograd.Function):
         grad_outer = grad_product.t() @ activated
         grad_argument = _ops.bias_gelu_backward_sums(grad_product @ outer, argument, inner_bias, inner_sums)
         grad_inner = grad_argument.t() @ hidden
-        grad_hidden = torch.addmm(grad_hidden, grad_argument, inner)
+        grad_hidden.addmm_(grad_argument, inner)  # In place: elsewhere the product copies what it adds first.
         grad_product, grad_residual = _ops.dropout_add_norm_backward_sums(
             grad_hidden, None, *first, mix_norm, rate, seed, 0, first_sums
         )

@@ -19,6 +19,7 @@ ABSENT = {
         *LARGE, "sqlalchemy", "fastapi"
     },
     "import service.cli": LARGE,
+    "import api.server": {*LARGE, "authlib", "jinja2", "joserfc"},
     "import api.server, service.client": {*LARGE, "pyarrow"},
     "import api.app": LARGE,
     "from trainers.tasks import TASKS, base\nfor name in TASKS: base.build(name)": LARGE,

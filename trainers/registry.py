@@ -7,7 +7,7 @@ depends on the choice read the entry's properties.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, Protocol, TypeVar, get_args
+from typing import Annotated, Any, Protocol, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
@@ -19,6 +19,10 @@ class Section(BaseModel):
     """A closed, frozen group of fields of a spec: unknown keys and NaN are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Returns itself: pydantic copies a default for each document that leaves it out."""
+        return self
 
 
 class Entry(Protocol):

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 
 from api.guard import LOOPBACK_NAMES
-from api.login.oidc import Provider
 from api.login.people import identify_by_header
 from api.login.sessions import identify_session
 from api.principals import Identify
@@ -39,6 +38,8 @@ def install(app: FastAPI, settings: Settings) -> None:
     app.state.groups = group_table(settings.data_dir)
     app.state.provider = None
     if settings.oidc_issuer is not None:
+        from api.login.oidc import Provider  # Most installations need none of its libraries.
+
         app.state.provider = Provider(settings, app.state.groups.claim)
 
 

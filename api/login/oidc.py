@@ -4,7 +4,6 @@ The provider's description and keys are fetched when they are needed and kept fo
 that is down at startup, or later, holds up no one but those who log in through it.
 """
 
-import base64
 import hmac
 import json
 import logging
@@ -13,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,53 +27,8 @@ from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
 from api.guard import LOOPBACK_NAMES
+from api.login.people import Departure, Person, ProviderError, ProviderUnavailable
 from service.config.settings import Settings
-
-CALLBACK = "/login/oidc/callback"
-LOGIN_LASTS_S = 600.0  # Time in which someone who left for the provider must be back
-
-
-class ProviderError(Exception):
-    """A login at the provider failed; the message is for the server's log."""
-
-    problem = "provider-refused"
-
-
-class ProviderUnavailable(ProviderError):
-    """The provider does not answer, or answers what is not OpenID Connect."""
-
-    problem = "provider-unavailable"
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A login that has left for the provider, as the browser keeps it in a cookie until it is back."""
-
-    state: str
-    nonce: str
-    verifier: str
-    return_to: str
-
-    def packed(self) -> str:
-        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode().rstrip("=")
-
-    @classmethod
-    def unpacked(cls, text: str) -> Self | None:
-        try:
-            fields = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            departure = cls(**fields)
-        except (ValueError, TypeError):
-            return None
-        return departure if all(isinstance(value, str) for value in asdict(departure).values()) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    subject: str  # `issuer|sub`: the only claim that never means somebody else
-    name: str
-    email: str | None
-    groups: frozenset[str]
-
 
 _KEPT_S = 3600.0
 _TIMEOUT = httpx.Timeout(5.0, connect=3.0)
@@ -155,7 +108,7 @@ class Provider:
             session,
             client_id=self._settings.oidc_client_id,
             scope=self._settings.oidc_scopes,
-            redirect_uri=str(self._settings.url).rstrip("/") + CALLBACK,
+            redirect_uri=str(self._settings.url).rstrip("/") + "/login/oidc/callback",
             code_challenge_method="S256",
         )
 

@@ -3,16 +3,19 @@
 A provider's get the roles of their groups; those of a trusted proxy are named in a header.
 """
 
+import base64
+import json
 import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from fastapi import Request
 
 from api.access import FIRST_ADMINISTRATOR
 from api.guard import SAFE_METHODS
-from api.login.oidc import Person
 from api.login.sessions import refuse_foreign_page
 from api.principals import Identify, Identity, Via
 from api.problems import ProblemError
@@ -26,11 +29,54 @@ from service.store.people import EMAIL
 
 _logger = logging.getLogger(__name__)
 
+LOGIN_LASTS_S = 600.0  # Time in which someone who left for the provider must be back
 _RESERVED = frozenset({FIRST_ADMINISTRATOR, LOCAL_ACTOR.user})  # Names that a provider's claims cannot choose
 _UNUSABLE = re.compile(r"[^A-Za-z0-9._@-]+")
 _LONGEST_SUGGESTION = 90
 _NUMBERS = 1_000
 _MOST_KNOWN = 10_000
+
+
+class ProviderError(Exception):
+    """A login at the provider failed; the message is for the server's log."""
+
+    problem = "provider-refused"
+
+
+class ProviderUnavailable(ProviderError):
+    """The provider does not answer, or answers what is not OpenID Connect."""
+
+    problem = "provider-unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A login that has left for the provider, as the browser keeps it in a cookie until it is back."""
+
+    state: str
+    nonce: str
+    verifier: str
+    return_to: str
+
+    def packed(self) -> str:
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode().rstrip("=")
+
+    @classmethod
+    def unpacked(cls, text: str) -> Self | None:
+        try:
+            fields = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            departure = cls(**fields)
+        except (ValueError, TypeError):
+            return None
+        return departure if all(isinstance(value, str) for value in asdict(departure).values()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    subject: str  # `issuer|sub`: the only claim that never means somebody else
+    name: str
+    email: str | None
+    groups: frozenset[str]
 
 
 class AccountDisabled(Exception):

@@ -3,7 +3,7 @@
 import hmac
 import logging
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Path, Query, Request, Response
@@ -12,9 +12,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from api.access import FIRST_ADMINISTRATOR, PUBLIC, PUBLIC_ANY_QUERY, SIGNED_IN
 from api.bodies import PastedToken
 from api.deps import CurrentUser, Operations, SettingsDep, StoreDep, ThrottleDep, given
-from api.login import sessions
-from api.login.oidc import LOGIN_LASTS_S, Departure, Provider, ProviderError
-from api.login.people import AccountDisabled, ensure_user, person_logs_in
+from api.login import people, sessions
 from api.principals import Identity, Via
 from api.problems import ProblemError
 from api.routes.pages import file
@@ -24,6 +22,9 @@ from service.domain.people import PUBLIC_ID_LENGTH, SESSION_IDLE_S, Session, Who
 from service.domain.records import Items
 from service.domain.serialization import Serializable
 from service.store.people import Refused, secret_sha256
+
+if TYPE_CHECKING:
+    from api.login.oidc import Provider
 
 _logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def login_with_token(
     own = sessions.own_token_sha256(request)
     if own is not None and hmac.compare_digest(sha256, own):
         user = FIRST_ADMINISTRATOR
-        ensure_user(store, user, administrator=True)
+        people.ensure_user(store, user, administrator=True)
     else:
         try:
             user = store.people.principal_of_token(sha256).user
@@ -97,7 +98,7 @@ def login_with_token(
     return answer
 
 
-async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provider, sessions.CookieJar]:
+async def _with_provider(request: Request, throttle: ThrottleDep) -> "tuple[Provider, sessions.CookieJar]":
     """Returns the provider and the browser's cookies; counts a login."""
     provider: Provider | None = request.app.state.provider
     if provider is None:
@@ -107,7 +108,7 @@ async def _with_provider(request: Request, throttle: ThrottleDep) -> tuple[Provi
     return provider, jar
 
 
-WithProvider = Annotated[tuple[Provider, sessions.CookieJar], Depends(_with_provider)]
+WithProvider = Annotated["tuple[Provider, sessions.CookieJar]", Depends(_with_provider)]
 
 
 @pages.operation("GET /login/oidc", PUBLIC_ANY_QUERY)
@@ -119,10 +120,10 @@ def login_with_provider(
     back = sessions.safe_return(return_to)
     try:
         url, departure = provider.depart(back)
-    except ProviderError as error:
+    except people.ProviderError as error:
         return _failed(back, error)
     answer = RedirectResponse(url, 303, _NO_STORE)
-    jar.put(answer, jar.provider_login, departure.packed(), LOGIN_LASTS_S)
+    jar.put(answer, jar.provider_login, departure.packed(), people.LOGIN_LASTS_S)
     return answer
 
 
@@ -130,23 +131,24 @@ def login_with_provider(
 def login_from_provider(request: Request, login: WithProvider) -> Response:
     """Opens a session for whom the provider vouches; a login is used once, whatever becomes of it."""
     provider, jar = login
-    departure = Departure.unpacked(request.cookies.get(jar.provider_login, ""))
+    departure = people.Departure.unpacked(request.cookies.get(jar.provider_login, ""))
     if departure is None:
         return RedirectResponse(sessions.login_address("/", "provider-late"), 303, _NO_STORE)
     back = sessions.safe_return(departure.return_to)
     try:
         person = provider.arrive(departure, request.query_params)
         answer: Response = RedirectResponse(back, 303, _NO_STORE)
-        sessions.log_in(request, answer, jar, person_logs_in(request, person, request.app.state.groups))
-    except ProviderError as failure:
+        user = people.person_logs_in(request, person, request.app.state.groups)
+        sessions.log_in(request, answer, jar, user)
+    except people.ProviderError as failure:
         answer = _failed(back, failure)
-    except AccountDisabled:
+    except people.AccountDisabled:
         answer = RedirectResponse(sessions.login_address(back, "account-disabled"), 303, _NO_STORE)
     jar.drop(answer, jar.provider_login)
     return answer
 
 
-def _failed(back: str, error: ProviderError) -> Response:
+def _failed(back: str, error: people.ProviderError) -> Response:
     _logger.warning("login through the provider: %s", error)
     return RedirectResponse(sessions.login_address(back, error.problem), 303, _NO_STORE)
 

@@ -9,13 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from service.config.suggestions import nearest
-from service.domain.serialization import Serializable
+from service.domain.serialization import Serializable, adapter
 
 T = TypeVar("T")
 _Collection: TypeAlias = dict[str, JsonValue] | list[JsonValue]
@@ -275,7 +275,7 @@ def validated(form: type[T], document: Mapping[str, Any], patterns: Mapping[str,
     `patterns` has, by pattern, what is said of a text that does not match it.
     """
     try:
-        return TypeAdapter(form).validate_python(document)
+        return cast(T, adapter(form).validate_python(document))
     except ValidationError as error:
         problems = (_problem(entry, form, document, patterns) for entry in error.errors(include_url=False))
         raise SpecError(sorted(problems, key=lambda problem: problem.type != "unknown-key")) from None

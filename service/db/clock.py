@@ -29,9 +29,13 @@ def _postgresql(element: DatabaseNow, compiler: Any, **options: Any) -> str:
 
 
 _NOW = sa.select(DatabaseNow())
+_JULIAN_MS = 210_866_760_000_000  # From the beginning of Julian days to that of Unix time
 
 
 def database_time(connection: Connection) -> float:
+    if connection.dialect.name == "sqlite":
+        # What the statement would answer, to the bit: times of both kinds are compared.
+        return ((time.time_ns() // 1_000_000 + _JULIAN_MS) / 86_400_000 - 2440587.5) * 86400.0
     return float(connection.execute(_NOW).scalar_one())
 
 

@@ -2,16 +2,10 @@
 
 import logging
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from service.config.settings import Settings
@@ -22,10 +16,11 @@ from service.db.schema import TRIGGERS, Document, WordOf, metadata
 
 logger = logging.getLogger(__name__)
 
+REVISIONS = "alembic_version"  # Alembic's table, with the revision of all others
 UPGRADE_LOCK = 7305410  # PostgreSQL advisory lock: one process migrates at a time
 UPGRADE_TIMEOUT_S = 60.0  # How long a process waits while another migrates
 MIGRATIONS = Path(__file__).with_name("migrations")
-"""Alembic's folder: `env.py`, and one module per revision under `versions`."""
+"""Alembic's folder: `env.py`, and under `versions` one module per revision, named `<revision>_<what>.py`."""
 
 
 def upgrade(settings: Settings) -> None:
@@ -41,7 +36,8 @@ def upgrade(settings: Settings) -> None:
             database.path.parent.mkdir(parents=True, exist_ok=True)
             sqlite.refuse_unsafe_place(database.path)
             with database.lock.held(UPGRADE_TIMEOUT_S):
-                _report_log_damage(database.path)
+                if (damage := sqlite.log_damage(database.path)) is not None:
+                    logger.error("%s", damage)
                 with database.writers.connect() as connection:
                     # A table is changed by copying it, which foreign keys would take for a deletion.
                     driver_connection(connection).execute("PRAGMA foreign_keys = OFF")
@@ -64,6 +60,9 @@ def _run_migrations(connection: Connection) -> None:
         raise UnusableDatabase(
             f"the tables are at revision {current}, which is newer than this program; use a newer Stillhouse"
         )
+    from alembic import command  # Imported here: every process checks the tables, and would keep it.
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("path_separator", "os")
@@ -104,6 +103,9 @@ def readiness_problems(database: Database) -> list[str]:
 
 def differences(connection: Connection) -> list[Any]:
     """What the tables in the database have and `service.db.schema` has not, or the reverse."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
     context = MigrationContext.configure(connection, opts={"compare_type": same_type})
     return list(compare_metadata(context, metadata))
 
@@ -120,7 +122,8 @@ def refuse_unusable(settings: Settings) -> None:
             if warning is not None:
                 logger.warning(warning)
             with database.lock.held():
-                _report_log_damage(database.path)
+                if (damage := sqlite.log_damage(database.path)) is not None:
+                    logger.error("%s", damage)
         with database.readers.connect() as connection:
             if database.path is not None and database.path.stat().st_size <= sqlite.LARGEST_QUICK_CHECK_BYTES:
                 problems += sqlite.integrity_problems(driver_connection(connection))
@@ -129,21 +132,12 @@ def refuse_unusable(settings: Settings) -> None:
         raise UnusableDatabase(problems[0])
 
 
-def _report_log_damage(path: Path) -> None:
-    damage = sqlite.log_damage(path)
-    if damage is not None:
-        logger.error("%s", damage)
-
-
 def newest_revision() -> str:
-    return _newest_revision(MIGRATIONS)
+    return max(_revisions())
 
 
-@cache
-def _newest_revision(migrations: Path) -> str:
-    revision = ScriptDirectory(migrations).get_current_head()
-    assert revision is not None
-    return revision
+def _revisions() -> set[str]:
+    return {path.stem.partition("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py")}
 
 
 def same_type(
@@ -188,9 +182,12 @@ def _revision_problems(connection: Connection) -> list[str]:
 
 def is_newer(revision: str) -> bool:
     """Whether a revision is unknown to this program, which knows all earlier ones."""
-    return all(script.revision != revision for script in ScriptDirectory(MIGRATIONS).walk_revisions())
+    return revision not in _revisions()
 
 
 def revision_of(connection: Connection) -> str | None:
     """Revision of the tables in a database; None = it has none."""
-    return MigrationContext.configure(connection).get_current_revision()
+    if not connection.dialect.has_table(connection, REVISIONS):
+        return None
+    revision: str | None = connection.execute(sa.text(f"SELECT version_num FROM {REVISIONS}")).scalar()
+    return revision

@@ -17,6 +17,7 @@ from service.config.settings import Settings
 from service.db import schema
 from service.db.engine import Database, driver_connection
 from service.db.errors import StoreError, UnusableDatabase
+from service.db.migrate import REVISIONS
 
 _READ = ("SELECT",)
 _CHANGE = ("SELECT", "UPDATE")
@@ -48,8 +49,6 @@ DRIVER_GRANTS: Mapping[sa.Table, tuple[str, ...]] = {
     schema.accepted_writers: _READ,
 }
 """What a driver does to each table."""
-
-_REVISION = "alembic_version"
 
 
 class RoleError(StoreError):
@@ -115,7 +114,7 @@ def _statements(role: str, hashed: str, *, exists: bool) -> Iterator[sql.Composa
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {}").format(name)
     yield sql.SQL("REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM {}").format(name)
     yield sql.SQL("GRANT USAGE ON SCHEMA public TO {}").format(name)
-    yield sql.SQL("GRANT SELECT ON {} TO {}").format(sql.Identifier(_REVISION), name)
+    yield sql.SQL("GRANT SELECT ON {} TO {}").format(sql.Identifier(REVISIONS), name)
     for table, privileges in DRIVER_GRANTS.items():
         yield sql.SQL("GRANT {} ON {} TO {}").format(
             sql.SQL(", ".join(privileges)), sql.Identifier(table.name), name

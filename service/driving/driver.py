@@ -322,8 +322,7 @@ def main(arguments: Sequence[str] | None = None, settings: Settings | None = Non
     logs.set_up(
         "driver", settings.log_format, experiment=options.experiment, experiment_attempt=options.attempt
     )
-    for chatty in ("alembic", "ray.tune.analysis.experiment_analysis"):
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
     store = wait_out(lambda: Store.open(settings, pool_size=1), "the driver")
     if not hosted:
         freeze_loaded()

@@ -130,7 +130,6 @@ def main() -> int:
     options = parser.parse_args()
     settings = driver_settings.take(options.settings)
     logs.set_up("host", settings.log_format)
-    logging.getLogger("alembic").setLevel(logging.ERROR)
     os.environ["MALLOC_ARENA_MAX"] = "1"  # Else each of a driver's threads gets memory of its own to grow in.
     store = wait_out(lambda: Store.open(settings, pool_size=1), "the host")
     try:

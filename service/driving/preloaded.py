@@ -22,9 +22,7 @@ import starlette.datastructures
 import service.driving.driver
 import service.driving.ray_tune
 from service.config.process import freeze_loaded
-from service.db import migrate
 
-migrate.newest_revision()  # Loads alembic and the migrations.
 # Ray goes through the names of all modules for each actor that a driver starts, and counts references in
 # them: next to each other, they are on 70 pages that a driver copies, and not on 1,200.
 for name in list(sys.modules):

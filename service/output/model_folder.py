@@ -23,7 +23,6 @@ from service.config.settings import Settings
 from service.domain.metrics import headline
 from service.domain.records import MeasurementRow, Run
 from service.output.model_archive import CHUNK_BYTES, MANIFEST, BrokenModel
-from service.output.templates import template
 from service.specs.models import NoModel, Which, checkpoint_of, checkpoints_of
 from service.store import Store
 from trainers.checkpoints import manifest
@@ -225,6 +224,8 @@ class CardSource:
 
 def model_card(source: CardSource) -> str:
     """Returns the card as Markdown with YAML front matter, in the form that the Hugging Face hub reads."""
+    from service.output.templates import template  # Imported here: only cards and reports pay for it.
+
     run, facts = source.run, source.facts
     packages = ", ".join(f"{name} {version}" for name, version in (facts.get("packages") or {}).items())
     return template("model_card.md.j2").render(

@@ -9,10 +9,9 @@ import json
 import os
 from collections.abc import Mapping
 
-from pydantic import TypeAdapter
-
 from service.config.hardware import Hardware
 from service.config.settings import Settings
+from service.domain.serialization import adapter
 from trainers.config import Site
 
 _NOT_FOR_DRIVERS = frozenset(
@@ -50,7 +49,7 @@ def document(settings: Settings) -> bytes:
         "model_roots": os.pathsep.join(map(str, settings.roots("model"))),
     }
     declared = {"hardware": settings.catalogue(), "sites_by_pool": settings.sites()}
-    return json.dumps(own | TypeAdapter(dict).dump_python(declared, mode="json")).encode()
+    return json.dumps(own | adapter(dict).dump_python(declared, mode="json")).encode()
 
 
 def read(content: bytes) -> Settings:

@@ -163,11 +163,11 @@ class SituationReader:
             specs = {row[0]: row[1] for row in connection.execute(queue_statements.canonical_specs(new))}
             self._known |= {id: _Known(_read(id, specs.get(id))) for id in new}
         now = self._store.monotonic()
-        if new:
-            for row in connection.execute(share_statements.placed(new)):
+        if started := [each.id for each in experiments if each.id in new and each.attempt]:
+            for row in connection.execute(share_statements.placed(started)):
                 held_for_s = max(0.0, now_s - row.placed_s)
                 self._known[row.experiment_id].since.setdefault(row.hardware, []).append(now - held_for_s)
-            for row in connection.execute(share_statements.served(new)):
+            for row in connection.execute(share_statements.served(started)):
                 self._known[row.experiment_id].serve(row.served_s, row.restart_s)
         due = sorted(id for id, known in self._known.items() if now - known.counted_s >= DEMAND_EVERY_S)
         if not due:
@@ -194,16 +194,18 @@ class SituationReader:
         devices: Mapping[str, float],
     ) -> Claimant:
         known = self._known[experiment.id]
+        spec = known.spec
         limited: list[Demand] = []
         preemptible = False
-        if known.spec is not None and self._satisfiable(known.spec, cluster):
+        entry = None if spec is None else find(spec.hardware, self._catalogue)
+        if spec and entry and not unsatisfiable(spec, cluster, self._catalogue):
             for name, counted in known.demand.items():
-                demand = self._demand(known.spec, name, *counted, held.get(name, 0.0), cluster.possible)
+                demand = self._demand(spec, name, *counted, held.get(name, 0.0), cluster.possible)
                 demand = replace(demand, yieldable=self._yieldable(known, demand))
                 if demand.devices <= devices.get(name, 0.0):
                     limited.append(demand)
-            alone = known.spec.measure == "exclusive"
-            preemptible = not alone and known.spec.queue.may_be_preempted(experiment.priority)
+            alone = spec.measure == "exclusive"
+            preemptible = not alone and spec.queue.may_be_preempted(experiment.priority)
         return Claimant(
             experiment.id,
             experiment.project,
@@ -227,10 +229,6 @@ class SituationReader:
         del since[demand.running :]
         since += [now] * (demand.running - len(since))
         return sum(may_yield(now, each, known.restart_s) for each in since)
-
-    def _satisfiable(self, spec: ExperimentSpec, cluster: ClusterSnapshot) -> bool:
-        known = find(spec.hardware, self._catalogue) is not None
-        return known and unsatisfiable(spec, cluster, self._catalogue) is None
 
     def _demand(
         self,

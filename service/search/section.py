@@ -159,19 +159,15 @@ class Search(Section):
                 raise ValueError(f"otherwise has '{name}', which has no condition; add it to search.when")
             if value == []:
                 raise ValueError(f"otherwise of '{name}' is empty; list at least one value or remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _once(self) -> Self:
-        names = [*self.axes, *(name for columns in self.together for name in columns)]
-        for name, count in Counter(names).items():
+        varied = [*self.axes, *(name for columns in self.together for name in columns)]
+        for name, count in Counter(varied).items():
             if count > 1:
                 raise ValueError(
                     f"'{name}' is in two axes; keep it in one of search.axes and search.together"
                 )
         return self
 
-    @property
+    @functools.cached_property
     def fields(self) -> dict[str, list[FieldValue] | Range]:
         """Values by field that varies, those of linked axes included."""
         return {
@@ -230,7 +226,6 @@ class Search(Section):
                 f"when involves {len(involved)} axes, more than the limit of {MAX_CONDITIONED}; "
                 "submit one experiment per case"
             )
-        axes = self._labelled()
         for name, needs in self.when.items():
             if name not in self.axes:
                 if name in self.fields:
@@ -259,7 +254,7 @@ class Search(Section):
                         f"when of '{name}': '{other}' is never {strange or 'anything'}; "
                         f"use values from {shortened(json.dumps(grid.labels(known)), 400)}"
                     )
-        grid.ordered(axes, self._conditions())
+        self.space()  # A circle is an error.
         return self
 
     def _labelled(self) -> dict[str, list[AxisValue] | Range]:
@@ -301,8 +296,12 @@ class Search(Section):
         """Share of its length that every run trains at least."""
         return 1.0
 
+    @functools.cached_property
+    def _point_count(self) -> int:
+        return self.space().cardinality(1, self.samples)
+
     def run_count(self, seeds: int) -> int:
-        return self.space().cardinality(seeds, self.samples)
+        return self._point_count * seeds
 
     def points(self) -> Iterator[Point]:
         """Returns the grid points, in product order or as drawn; empty ones if they are suggested later."""

@@ -26,7 +26,7 @@ from service.search import AnySearch, Search
 from service.specs.fields import SpecFields, WantedPrecision, axis_names, canonical_json, section_of
 from service.specs.rules import of_combination, problems_of
 from service.specs.wording import naming_problems
-from trainers.config import Section
+from trainers.config import DevicePricing, Section
 
 _SEARCH: TypeAdapter[Search] = TypeAdapter(AnySearch)
 _OF_ONE_RUN = {"search": Search(), "seeds": [0], "repeats": 1}
@@ -122,6 +122,11 @@ class ExperimentSpec(SpecFields):
         elif entry.name == self.hardware:
             return self
         return self.model_copy(update=update)
+
+    def pricing(self, catalogue: Mapping[str, Hardware] = CATALOGUE) -> DevicePricing:
+        """Returns the rates of one worker of a resolved spec."""
+        shared = self.queue.share_device
+        return lookup(self.hardware, catalogue).pricing(self.resources.cpus_per_worker, shared=shared)
 
     def runs(
         self, catalogue: Mapping[str, Hardware] = CATALOGUE, *, before_each: Callable[[], None] = nothing
@@ -249,7 +254,7 @@ def _with_markets(section: Any) -> Any:
     """Writes hardware on a market as one text, in the field and wherever it is an axis."""
     if isinstance(section, list):
         return [_with_markets(each) for each in section]
-    if not isinstance(section, Mapping):
+    if not isinstance(section, dict):
         return section
     return {
         name: written(value) if name == "hardware" else _with_markets(value)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.config.hardware import Hardware, lookup
+from service.config.hardware import Hardware
 from service.config.settings import Settings
 from service.domain.grid import REFERENCE_CELL
 from service.specs.experiment import ExperimentSpec, RunPlan
 from service.specs.fields import canonical_json
 from service.specs.models import workspace_of
-from trainers.config import TrainingSections, Workspace
+from trainers.config import DevicePricing, TrainingSections, Workspace
 from trainers.data.paths import HUB
 from trainers.entrypoint import input_identity
 from trainers.errors import TrainingError
@@ -36,12 +36,8 @@ _PARTS = {
 }
 
 
-def config_sha256(spec: ExperimentSpec, catalogue: Mapping[str, Hardware]) -> str:
+def config_sha256(spec: ExperimentSpec, pricing: DevicePricing) -> str:
     """Returns the hash of what decides a run's figures, prices included, except seed and files."""
-    # Figures of a shared device are not those of one that was the run's alone.
-    pricing = lookup(spec.hardware, catalogue).pricing(
-        spec.resources.cpus_per_worker, shared=spec.queue.share_device
-    )
     settings = spec.model_dump(mode="json", exclude=set(_WITHOUT_EFFECT))
     return hashlib.sha256(
         canonical_json({**settings, "rates": pricing.model_dump(mode="json")}).encode()
@@ -75,7 +71,7 @@ def reusable(
     hashes: dict[str, str] = {}
     for plan in plans:
         if plan.refusal is None and plan.cell not in hashes:
-            hashes[plan.cell] = config_sha256(plan.spec, catalogue)
+            hashes[plan.cell] = config_sha256(plan.spec, plan.spec.pricing(catalogue))
     equal: dict[tuple[str, int], list[Equal]] = {}
     for run in find(set(hashes.values())):
         equal.setdefault((run.config_sha256, run.seed), []).append(run)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from service.config.settings import Settings
+from service.db import migrate as migration
 from service.db.engine import Database
 from service.db.errors import (
     BadValue,
@@ -91,8 +92,6 @@ class Store(StorePart):
         Raises:
             UnusableDatabase: migrations are missing, the file is damaged, or is on a network file system.
         """
-        from service.db import migrate as migration
-
         if migrate:
             migration.upgrade(settings)
         migration.refuse_unusable(settings)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, bindparam, select, update
 
 from service.config.document import Problem, SpecError
-from service.config.hardware import find, lookup
+from service.config.hardware import find
 from service.config.settings import Settings
 from service.db import schema, statements
 from service.db.clock import database_time
@@ -275,10 +275,9 @@ class Submissions(StorePart):
         return columns | {"config_sha256": None}
 
     def _columns_of(self, spec: ExperimentSpec) -> dict[str, Any]:
-        hardware = lookup(spec.hardware, self._catalogue)
+        pricing = spec.pricing(self._catalogue)
         workers = spec.worker_numbers[0]
-        shared = spec.queue.share_device
-        devices = workers * hardware.pricing(spec.resources.cpus_per_worker, shared=shared).charged_devices
+        devices = workers * pricing.charged_devices
         return {
             "task": str(spec.task.name),
             "student": storable(spec.model.name),
@@ -291,9 +290,9 @@ class Submissions(StorePart):
             "hardware": spec.hardware,
             "teacher": None if spec.model.teacher is None else storable(spec.model.teacher),
             "devices": devices,
-            "price_usd_per_hour": devices * hardware.price_usd_per_hour,
-            "power_w": devices * hardware.modelled_w,
-            "config_sha256": config_sha256(spec, self._catalogue),
+            "price_usd_per_hour": devices * pricing.price_usd_per_hour,
+            "power_w": devices * pricing.modelled_w,
+            "config_sha256": config_sha256(spec, pricing),
         }
 
     def _store(self, group: list[ExperimentRows]) -> list[Answer]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from service.config.hardware import CATALOGUE
 from service.domain.states import ExperimentState, RunState
 from service.specs.reuse import Reuse, config_sha256
 from service.store import Conflict, NewExperiment, PointBatch, RecordBatch, Store
@@ -57,7 +56,7 @@ def test_a_reused_run_shows_the_figures_of_the_other_and_is_not_charged(store: S
 def test_equal_runs_are_found_by_their_settings_and_reused_ones_are_not(store: Store, source: int) -> None:
     _, plans, _ = plans_of(1, priority=99)
     submit_reusing(store, 1, Reuse({0: source}))
-    (found,) = store.runs.equal([config_sha256(plans[0].spec, CATALOGUE), "another"])
+    (found,) = store.runs.equal([config_sha256(plans[0].spec, plans[0].spec.pricing()), "another"])
     assert (found.run_id, found.seed, found.facts) == (source, 0, FACTS)
     assert store.runs.equal([]) == []
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from api.login.oidc import Departure
+from api.login.people import Departure
 from service.config.groups import group_table
 from service.config.settings import Settings
 from service.domain.access import Role

@@ -6,14 +6,13 @@ import gc
 import importlib
 from typing import Any
 
-from service.db import migrate
 from tests.faults.campaign import group_stand_in, ray_stand_in, timing
 
 _PRELOADED = (
     "api.app", "api.server", "httptools", "uvicorn.lifespan.on", "uvicorn.loops.auto",
     "uvicorn.protocols.http.auto", "psycopg", "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.dialects.sqlite.pysqlite", "service.db.migrations.versions.0001_initial",
-    "service.workers.trial",
+    "sqlalchemy.dialects.sqlite.pysqlite", "service.db.migrate",
+    "service.db.migrations.versions.0001_initial", "service.workers.trial",
 )  # fmt: skip
 
 
@@ -43,7 +42,6 @@ def prepare() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     timing.shorten()
-    migrate.newest_revision()  # Reads all migrations, once for all processes.
     gc.collect()
     gc.freeze()
 

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from service.config.settings import Settings
 from service.db import sqlite
+from service.db.clock import DatabaseNow, database_time
 from service.db.engine import Database, driver_connection
 from service.db.errors import StoreFull, StoreUnavailable, UnusableDatabase
 from service.db.migrate import upgrade
@@ -300,6 +301,17 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         upgrade(Settings(data_dir=tmp_path))
     assert sqlite.file_system_problem(Path("/elsewhere/x.db")) is None
     assert not (tmp_path / "stillhouse.db").exists()
+
+
+def test_the_clock_that_python_reads_is_the_one_of_statements(database: Database) -> None:
+    with database.read() as connection:
+        for _ in range(1000):
+            before = database_time(connection)
+            in_statement = connection.execute(sa.select(DatabaseNow())).scalar_one()
+            if before == database_time(connection):  # The same millisecond.
+                assert in_statement == before
+                return
+    pytest.fail("no statement took less than a millisecond")
 
 
 def test_the_store_opens_and_closes_without_leaving_open_files(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class Done:
             student = found.pop("student.sha256", None)
             facts = json.loads(json.dumps({"data": {**found, "max_length": 512}, "student_sha256": student}))
             number = len(self.runs) + 1
-            self.runs.insert(0, Equal(number, config_sha256(plan.spec, CATALOGUE), plan.seed, facts))
+            self.runs.insert(
+                0, Equal(number, config_sha256(plan.spec, plan.spec.pricing()), plan.seed, facts)
+            )
 
     def find(self, hashes: Collection[str]) -> list[Equal]:
         return [run for run in self.runs if run.config_sha256 in hashes]
@@ -123,7 +125,7 @@ def test_a_changed_model_is_trained_anew(done: Done, tmp_path: Path, file: str) 
 def test_what_cannot_be_compared_is_trained_with_the_reason(done: Done, tmp_path: Path) -> None:
     hub = spec_of(task={"name": "imdb"})
     (plan,) = hub.runs()
-    done.runs.append(Equal(7, config_sha256(plan.spec, CATALOGUE), 0, {"data": {}}))
+    done.runs.append(Equal(7, config_sha256(plan.spec, plan.spec.pricing()), 0, {"data": {}}))
     assert "is on the hub" in done.reused(hub).refused[0]
     done.train(spec_of())
     (tmp_path / "texts/train.jsonl").unlink()
@@ -136,7 +138,9 @@ def test_what_cannot_be_compared_is_trained_with_the_reason(done: Done, tmp_path
 def test_figures_at_another_price_are_not_reused() -> None:
     (plan,) = spec_of().runs()
     dearer = {**CATALOGUE, "cpu": CPU.model_copy(update={"price_usd_per_hour": 0.1})}
-    assert config_sha256(plan.spec, dearer) != config_sha256(plan.spec, CATALOGUE)
+    assert config_sha256(plan.spec, plan.spec.pricing(dearer)) != config_sha256(
+        plan.spec, plan.spec.pricing()
+    )
 
 
 def test_reference_runs_are_measured_again_in_every_sweep(settings: Settings) -> None:
