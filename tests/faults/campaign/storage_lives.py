@@ -130,6 +130,8 @@ def writing(folder: str, node: Path, attempt: int, known: int | None, keep: int 
         # The content says which step it is of: one that was mixed from two fits neither.
         step = round(float(state["model"]["w"][1])) - 1
         voice.say(resumed=step)
+        if step:
+            store.prune(step)  # As a run does: what a killed attempt did not come to
         while step < LARGE_STEPS:
             step += 1
             saved = store.save(step, Snapshot(large_tensors(step), {"step": step}), lambda draft: None)
