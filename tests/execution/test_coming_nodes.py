@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.drains import Head, environment
+from benchmarks.drains import Head
 from service.domain.states import ExperimentState, RunState
 from service.local.local_ray import LocalRay
 from service.scheduling.cluster import NodesToCome
-from tests.execution.cluster import WAIT_S, Running
+from tests.execution.cluster import WAIT_S, Running, served_by
 
 GROUP = "box"
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
@@ -35,21 +34,11 @@ VARIABLES = {
 def local_ray() -> Iterator[LocalRay]:
     """A head without CPUs, whose autoscaler may start one node; not the session's."""
     with tempfile.TemporaryDirectory(prefix="sh-", dir="/tmp") as short:
-        folder, config = Path(short, "ray"), Path(short, "cluster.yaml")
-        head = Head(folder, f"--autoscaling-config={config}")
+        config = Path(short, "cluster.yaml")
+        head = Head(Path(short, "ray"), f"--autoscaling-config={config}")
         config.write_text(yaml.safe_dump(cluster(head.address)))
-        with environment(VARIABLES | head.variables), head, own_token():
-            yield LocalRay(head.address, head.dashboard_url, head.variables, head.token, _folder=folder)
-
-
-@contextmanager
-def own_token() -> Iterator[None]:
-    """Ray remembers the first token that a process has used."""
-    from ray._raylet import AuthenticationTokenLoader
-
-    AuthenticationTokenLoader.instance().reset_cache()
-    yield
-    AuthenticationTokenLoader.instance().reset_cache()
+        with served_by(head, VARIABLES) as ray:
+            yield ray
 
 
 def cluster(head: str) -> dict[str, Any]:
