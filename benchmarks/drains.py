@@ -28,11 +28,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import psutil
@@ -90,9 +91,12 @@ class Head:
     Args:
         folder: for its logs and sockets; short, because a socket's path is limited.
         options: of `ray start`, besides.
+        environment: variables that it has and other processes have not.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         port, dashboard_port, client_port = free_ports(3)
         self.address, self.dashboard_url = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
         self.token = secrets.token_hex(32)
@@ -113,17 +117,18 @@ class Head:
             *options,
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder, self._log = folder, folder.with_name("head.log")
+        self._environment = environment
+        self.folder, self._log = folder, folder.with_name("head.log")
 
     def start(self) -> None:
         """Starts it, and waits until it takes jobs."""
         # Another machine would not have it; where it is and a node is left on this one, Ray refuses to start.
-        (self._folder / "ray_current_cluster").unlink(missing_ok=True)
+        (self.folder / "ray_current_cluster").unlink(missing_ok=True)
         own = {name: value for name, value in self.variables.items() if name.startswith("RAY_")}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, **own},
+                env={**os.environ, **own, **self._environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -21,6 +21,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import psutil
+
 from service.config import logs
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
@@ -173,6 +175,7 @@ class Driver:
         address = os.environ.get("RAY_ADDRESS")
         variables = {MARK: mark_of(address or "", self._id)} | ({"RAY_ADDRESS": address} if address else {})
         ray.init(logging_level="warning", log_to_driver=True, runtime_env={"env_vars": variables})
+        psutil.process_iter.cache_clear()  # Ray has looked at all processes of the head.
         _, canonical = wait_out(lambda: self._store.experiments.spec(self._id), "the sweep")
         relay = RelayClient.start()
         # Imports Ray Tune, which takes about as long as the relay does to start.

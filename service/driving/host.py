@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def _end_with_host() -> None:
     os._exit(1)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service.driving.host", description=__doc__)
     parser.add_argument("--name", required=True, help="of the Ray job")
     parser.add_argument("--settings", metavar="TOKEN", required=True, help="to take them by")
@@ -131,13 +132,9 @@ def main() -> int:
     settings = driver_settings.take(options.settings)
     logs.set_up("host", settings.log_format)
     os.environ["MALLOC_ARENA_MAX"] = "1"  # Else each of a driver's threads gets memory of its own to grow in.
-    store = wait_out(lambda: Store.open(settings, pool_size=1), "the host")
-    try:
+    with closing(wait_out(lambda: Store.open(settings, pool_size=1), "the host")) as store:
         DriverHost(store, options.name, lambda experiment: fork(settings, experiment)).run()
-    finally:
-        store.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -231,17 +231,27 @@ def drain(head: str, labels: Mapping[str, str], within_s: float, why: str) -> li
 
 
 def look_at_placements() -> tuple[PlacementGroup, ...]:
-    """Returns the placement groups of this job that hold their resources now."""
+    """Returns the placement groups of this job that hold their resources now.
+
+    Removes those of actors that are dead: Ray keeps them, and places them, until the job ends. Ray Train's
+    controller leaves one if it is killed while its workers wait for room.
+    """
     import ray
     from ray._private.state import state
     from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+    from ray.util.placement_group import PlacementGroup as Handle
 
     # The public table has neither whose a group is nor when it was created.
     own = ray.get_runtime_context().get_job_id()
     placements = []
     for serialised in state._connect_and_get_accessor().get_placement_group_table():
         group = PlacementGroupTableData.FromString(serialised)
-        if group.creator_job_id.hex() != own or group.state != PlacementGroupTableData.CREATED:
+        if group.creator_job_id.hex() != own or group.state == PlacementGroupTableData.REMOVED:
+            continue
+        if group.creator_actor_dead and not ray.ActorID(group.creator_actor_id).is_nil():
+            ray.util.remove_placement_group(Handle(ray.PlacementGroupID(group.placement_group_id)))
+            continue
+        if group.state != PlacementGroupTableData.CREATED:
             continue
         first = group.bundles[0].node_id.hex()
         if first not in _labels:  # Asked once: a node keeps its labels.

@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.4  # Longest time between two reports, and so until a request to stop arrives
 GATHER_S = 0.15  # Shortest time between two reports: rows are sent together
 ALIVE_S = 5.0  # How often a report shows that its worker lives; a killed one is charged to this precision
-SAVING_S = 2.0
+SAVING_S = 600.0
 """Longest wait before a checkpoint for the rows that lead to it. A worker that is killed just
 after a checkpoint resumes behind those steps: rows still in its memory would leave a gap for good.
-Saving is the one place where the loop stands still anyway."""
+A node may outlive its head, and the worker is killed once there is another: it waits for that here."""
 FENCE_S = 2.0
 """Longest wait for the recorder to confirm that an attempt is still the current one. Without an answer it
 counts as current: nothing can open another attempt while the database is unavailable, and what a replaced

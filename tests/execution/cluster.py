@@ -11,13 +11,15 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.drains import Head, environment
 from benchmarks.local_sweeps import start_node
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
@@ -46,6 +48,23 @@ def ray_head() -> Iterator[LocalRay]:
         yield ray
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
+
+
+@contextlib.contextmanager
+def served_by(head: Head, variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[LocalRay]:
+    """A head that is not the session's, while it runs; all processes of the test have the variables."""
+    with environment({**variables, **head.variables}), head, own_token():
+        yield LocalRay(head.address, head.dashboard_url, head.variables, head.token, _folder=head.folder)
+
+
+@contextlib.contextmanager
+def own_token() -> Iterator[None]:
+    """Ray remembers the first token that a process has used."""
+    from ray._raylet import AuthenticationTokenLoader
+
+    AuthenticationTokenLoader.instance().reset_cache()
+    yield
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from benchmarks.drains import Head, environment
+from benchmarks.drains import Head
 from service.domain.states import ExperimentState, RunState
 from service.local.local_ray import LocalRay
 from service.scheduling.cluster import NodesToCome
-from tests.execution.cluster import WAIT_S, Running
+from tests.execution.cluster import WAIT_S, Running, served_by
 
 GROUP = "box"
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
@@ -35,21 +35,11 @@ VARIABLES = {
 def local_ray() -> Iterator[LocalRay]:
     """A head without CPUs, whose autoscaler may start one node; not the session's."""
     with tempfile.TemporaryDirectory(prefix="sh-", dir="/tmp") as short:
-        folder, config = Path(short, "ray"), Path(short, "cluster.yaml")
-        head = Head(folder, f"--autoscaling-config={config}")
+        config = Path(short, "cluster.yaml")
+        head = Head(Path(short, "ray"), f"--autoscaling-config={config}")
         config.write_text(yaml.safe_dump(cluster(head.address)))
-        with environment(VARIABLES | head.variables), head, own_token():
-            yield LocalRay(head.address, head.dashboard_url, head.variables, head.token, _folder=folder)
-
-
-@contextmanager
-def own_token() -> Iterator[None]:
-    """Ray remembers the first token that a process has used."""
-    from ray._raylet import AuthenticationTokenLoader
-
-    AuthenticationTokenLoader.instance().reset_cache()
-    yield
-    AuthenticationTokenLoader.instance().reset_cache()
+        with served_by(head, VARIABLES) as ray:
+            yield ray
 
 
 def cluster(head: str) -> dict[str, Any]:
@@ -93,6 +83,10 @@ def pool(tmp_path: Path) -> None:
 @pytest.mark.ray
 def test_a_waiting_run_brings_a_node_and_the_last_run_lets_it_go(running: Running) -> None:
     running.wait_for(lambda: (seen := running.queue.cluster()) is not None and seen.to_come)
+    # The first driver's host may take longer to start than the node does, and its run then waits for nothing.
+    first = running.submit()
+    assert running.wait_until_ended(first) is ExperimentState.succeeded, running.story()
+    running.wait_for(lambda: not running.jobs.cluster(0.0).totals.get("CPU"))
     experiment = running.submit(length={"steps": 400})
     (run,) = running.runs(experiment)
     reasons: list[str] = []
@@ -102,7 +96,8 @@ def test_a_waiting_run_brings_a_node_and_the_last_run_lets_it_go(running: Runnin
         return bool(reasons) or running.store.runs.get(run.id).state is not RunState.queued
 
     running.wait_for(waits_or_runs)
-    assert "starts a node of 1 cpu, about 3 minutes" in reasons[0], running.story()
+    # What the first node took is known by now, and counts in place of the declared time.
+    assert re.search(r"starts a node of 1 cpu, about \d+ minutes?", reasons[0]), running.story()
     running.wait_until_training(run.id)
     (node,) = (each for each in running.jobs.cluster(0.0).nodes if each.alive and each.resources.get("CPU"))
     facts = running.store.runs.attempts(run.id)[-1].facts
@@ -111,8 +106,8 @@ def test_a_waiting_run_brings_a_node_and_the_last_run_lets_it_go(running: Runnin
     assert running.wait_until_ended(experiment) is ExperimentState.succeeded, running.story()
     running.wait_for(lambda: not running.jobs.cluster(0.0).totals.get("CPU"))
     running.wait_for(lambda: seen_by_scheduler(running).count == 1)
-    (took_s,) = seen_by_scheduler(running).started_s
-    assert 0.0 < took_s < WAIT_S
+    took_s = seen_by_scheduler(running).started_s
+    assert len(took_s) == 2 and all(0.0 < each < WAIT_S for each in took_s)
 
 
 def seen_by_scheduler(running: Running) -> NodesToCome:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from service.domain.records import Placement
 from service.recording.mailbox import Ready
+from service.scheduling.ray_jobs import JobState, wait_until_ended
 from service.scheduling.run_plan import Shape
 from service.store import StoreUnavailable
 from service.workers.ray_cluster import SEEN_S, PlacementGroup, PlacementWatch
+from tests.execution.cluster import Running
 from tests.execution.conftest import Clock
 from trainers.config import DevicePricing
 
@@ -109,3 +114,37 @@ def test_hardware_that_differs_by_label_alone_is_detected(cluster: Cluster) -> N
     shape = Shape(2, (("CPU", 1.0),), "cpu", (("zone", "b"),))
     assert GROUP.holds(SHAPE)
     assert not GROUP.holds(shape)
+
+
+WAITS_FOR_ROOM = """
+import ray, time
+from ray.util.placement_group import placement_group, placement_group_table
+from service.workers.ray_cluster import look_at_placements
+ray.init()
+@ray.remote(num_cpus=0)
+class Controller:
+    def reserve(self):
+        return placement_group([{"CPU": 64}]).id.hex()
+def state():
+    look_at_placements()
+    return placement_group_table()[id]["state"]
+controller = Controller.remote()
+id = ray.get(controller.reserve.remote())
+assert state() == "PENDING"
+ray.kill(controller)
+while state() != "REMOVED":
+    time.sleep(0.1)
+"""
+"""A controller of a worker group that is killed while no node has room for its workers."""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_what_a_killed_controller_waits_for_takes_no_node_that_comes(running: Running) -> None:
+    job = f"waits-{time.time_ns()}"
+    running.jobs.submit(job, shlex.join([sys.executable, "-c", WAITS_FOR_ROOM]), metadata={})
+    try:
+        ended = wait_until_ended(running.jobs, job, timeout_s=60.0)
+        assert ended is not None and ended.state is JobState.succeeded, running.jobs.logs(job)
+    finally:
+        running.jobs.stop(job)

@@ -140,6 +140,20 @@ def test_no_checkpoint_is_ahead_of_the_points_that_lead_to_it(sink: RecorderSink
     assert receiver.steps() == list(range(40))
 
 
+def test_a_checkpoint_waits_for_a_recorder_whose_head_is_being_restarted(
+    sink: RecorderSink, receiver: Receiver
+) -> None:
+    receiver.away = True
+    sink.points([Point("loss", 1, 0.5)])
+    saving = threading.Thread(target=sink.progress, kwargs={"step": 1, "total_steps": 9, "phase": "saving"})
+    saving.start()
+    saving.join(2.5)
+    assert saving.is_alive(), "the checkpoint comes before the points that lead to it"
+    receiver.away = False
+    saving.join(5.0)
+    assert receiver.steps() == [1]
+
+
 def test_other_ranks_report_nothing_and_hear_stops(receiver: Receiver) -> None:
     receiver.answer = Acknowledgement(stop=StopReason.cancel)
     sink = RecorderSink(receiver, 7, 2, rank=1)

@@ -52,7 +52,8 @@ def host(arguments: list[str], job: str, node: str) -> int:
     """The process of a job that carries drivers."""
     ray_stand_in.here.node, ray_stand_in.here.job = node, job
     sys.argv = ["host", *arguments]
-    return service.driving.host.main()
+    service.driving.host.main()
+    return 0
 
 
 def relay(address: str) -> int:
