@@ -19,7 +19,7 @@ BENCHMARKS := 3
 SMOKE := smoke
 # Slow tests wait half of their time, for workers, browsers and Ray; with more processes Ray's start times out.
 WAITING := -n 2 --dist worksteal --durations=50 --durations-min=10
-FAST := 'not ray and not slow and not smoke and not thorough'
+FAST := 'not ray and not slow and not smoke and not thorough and not image'
 FAST_RAY := 'ray and not slow and not smoke and not thorough'
 # Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).
 naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
@@ -31,7 +31,7 @@ KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all thorough coverage test-postgres smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
+.PHONY: help install demo serve quick test test-all thorough coverage test-postgres image smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ install: $(READY) ## Create the virtual environment (other targets do this if ne
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); \
 	  sys.exit(None if ok else "Python %d.%d: Stillhouse runs on 3.11 to 3.13; set PYTHON=python3.12" % sys.version_info[:2])'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch is large: this takes minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -97,6 +97,9 @@ coverage: $(READY) ## Show which lines of api and service `make quick` runs, by 
 
 test-postgres: $(READY) ## Run the tests that need PostgreSQL
 	@$(BIN)/python -m pytest -m postgresql
+
+image: $(READY) ## Carry out docker/Dockerfile for CPUs without Docker, and try the image (root; debootstrap)
+	@$(BIN)/python -m pytest -s -m image tests/test_image.py
 
 smoke: $(READY) ## Run every benchmark at its smallest size, three at a time (about 5 minutes)
 	@$(BIN)/python -m pytest --progress=$@ -n $(BENCHMARKS) --dist load --maxschedchunk 1 -m $(SMOKE) tests/benchmarks

@@ -368,6 +368,7 @@ def build_ahead(kind: str, *, in_package: bool = False) -> Path:
             "machine": platform.machine(),
             "targets": plan.targets,
         }
+        PACKAGED.chmod(0o755)  # Who installs the package is not who runs it.
         (PACKAGED / f"{kind}.json").write_text(json.dumps(facts, indent=1) + "\n")
     return path
 

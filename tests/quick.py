@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 LARGE = {"torch", "transformers", "ray", "safetensors.torch"}
 """They take seconds to import, and tests with them compute."""
 NO_ROOM = ("benchmarks", "browser", "extending", "faults", "gpu")
-MARKS = ("slow", "ray", "smoke", "postgresql")
+MARKS = ("slow", "ray", "smoke", "postgresql", "image")
 STARTS = {
     "subprocess",
     "multiprocessing",

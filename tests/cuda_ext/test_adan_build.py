@@ -112,7 +112,9 @@ def test_a_library_beside_the_package_needs_no_compiler(
     built = build.library("cpu")
     monkeypatch.setattr(build, "compile_plan", lambda plan, folder: Path(folder / built.name))
     (tmp_path / built.name).write_bytes(built.read_bytes())
+    tmp_path.chmod(0o700)
     build.build_ahead("cpu", in_package=True)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
     assert build.library("cpu") == tmp_path / built.name
