@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,11 @@ def documents(values: Values, *, kueue: bool = False) -> list[dict[str, Any]]:
         ray_version=version("ray"),
         # A Job cannot be changed: with another image there is another.
         migration=hashlib.sha256(values.image.encode()).hexdigest()[:8],
-        rules=yaml.safe_load((shared / "prometheus" / "rules.yaml").read_bytes()) if shared else None,
+        rules=_loaded((shared / "prometheus" / "rules.yaml").read_bytes()) if shared else None,
         boards=dict(_boards(shared)) if shared else {},
         files={name: yaml.safe_dump(each, sort_keys=False) for name, each in values.files().items() if each},
     )
-    return [_without_nulls(each) for each in yaml.safe_load(text)["documents"]]
+    return [_without_nulls(each) for each in _loaded(text)["documents"]]
 
 
 def slurm_script(**fields: Any) -> str:
@@ -55,7 +56,16 @@ def slurm_script(**fields: Any) -> str:
     return _template("slurm.sh.j2").render(python=shlex.quote(sys.executable), **fields)
 
 
+def _loaded(text: str | bytes) -> Any:
+    return yaml.load(text, yaml.CSafeLoader)
+
+
 def _template(name: str) -> jinja2.Template:
+    return _environment().get_template(name)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         undefined=jinja2.StrictUndefined,
@@ -64,7 +74,7 @@ def _template(name: str) -> jinja2.Template:
         keep_trailing_newline=True,
     )
     environment.filters["combine"] = lambda first, second: {**first, **second}
-    return environment.get_template(name)
+    return environment
 
 
 def _boards(shared: Path) -> Iterator[tuple[str, str]]:

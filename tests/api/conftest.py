@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,18 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.server import BoundedProtocol
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.output import bounded
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
+from tests.serving import serving
 from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
 
@@ -144,27 +141,10 @@ def driver(store: Store) -> Driver:
     return Driver(store)
 
 
-@contextmanager
-def running(app: FastAPI, port: int = 0) -> Iterator[str]:
-    """The application under uvicorn on a port, 0 = a free one; gives its base URL."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        config = uvicorn.Config(
-            app, http=BoundedProtocol, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app.state.streams.close()
-        server.should_exit = True
-        thread.join(10)
-
-
 @pytest.fixture
 def url(app: FastAPI) -> Iterator[str]:
     """Base URL of the application over real HTTP."""
-    with running(app) as base:
+    with serving(app) as base:
         yield base
 
 
