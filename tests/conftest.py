@@ -102,18 +102,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Let garbage collections skip the imported modules: each run of a trainer collects twice, 0.3 s each.
-
-    Those that begin by themselves are made rarer, and while modules are imported there are none.
-    """
+    """Import test modules without garbage collections, and let those that begin by themselves be rare."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
-        gc.freeze()
+        _skip_in_collections()
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Let collections skip what a file's tests leave: modules that they imported, what libraries keep."""
+    done = yield
+    if nextitem is not None and nextitem.path != item.path:
+        _skip_in_collections()
+    return done
+
+
+def _skip_in_collections() -> None:
+    """Lets collections skip what exists: each run of a trainer collects twice, 0.3 s each with all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
