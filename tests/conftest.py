@@ -148,21 +148,17 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgresql_url(
-    postgresql_server: PostgreSQLServer, tmp_path_factory: pytest.TempPathFactory
-) -> str:
-    """A PostgreSQL database with all tables, shared by one test after the other."""
-    url = postgresql_server.create_database("shared")
+def postgresql_template(postgresql_server: PostgreSQLServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a PostgreSQL database with all tables, to be copied; nobody is connected to it."""
+    url = postgresql_server.create_database(name := "template")
     migrate.upgrade(Settings(data_dir=tmp_path_factory.mktemp("postgresql"), database_url=url))
-    return url
+    return name
 
 
-@pytest.fixture
-def empty_postgresql_url(postgresql_server: PostgreSQLServer) -> Iterator[str]:
-    """A PostgreSQL database without tables."""
-    name = f"test_{next(_numbers)}"
-    yield postgresql_server.create_database(name)
-    postgresql_server.drop_database(name)
+@pytest.fixture(scope="session")
+def migrated_postgresql_url(postgresql_server: PostgreSQLServer, postgresql_template: str) -> str:
+    """A PostgreSQL database with all tables, shared by one test after the other."""
+    return postgresql_server.create_database("shared", postgresql_template)
 
 
 @pytest.fixture(scope="session")
@@ -243,6 +239,24 @@ def store(settings: Settings) -> Iterator[Store]:
     opened = Store.open(settings)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def lasting_store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """A store for all tests of a file, on each database in turn: they read what its fixtures write."""
+    folder, url, name = tmp_path_factory.mktemp("lasting"), None, f"lasting_{next(_numbers)}"
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), folder / "stillhouse.db")
+    else:
+        server: PostgreSQLServer = request.getfixturevalue("postgresql_server")
+        url = server.create_database(name, request.getfixturevalue("postgresql_template"))
+    opened = Store.open(Settings(data_dir=folder, database_url=url))
+    yield opened
+    opened.close()
+    if url is not None:
+        server.drop_database(name)
 
 
 @pytest.fixture
