@@ -258,10 +258,9 @@ def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) 
      base64.urlsafe_b64encode(b"{}").decode(), "W10", "bnVsbA",
      base64.urlsafe_b64encode(b"[" * 2000).decode()],
 )  # fmt: skip
-def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: str) -> None:
-    submit()
+def test_a_token_that_is_none_is_refused(lasting_store: Store, filled: list[Run], token: str) -> None:
     with pytest.raises(BadPageToken):
-        store.experiments.page(page_token=token)
+        lasting_store.experiments.page(page_token=token)
 
 
 def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit: Submit) -> None:
@@ -284,14 +283,13 @@ def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit
 
 @pytest.mark.parametrize("value", [True, 10**400, float("nan"), float("inf"), 1.5, 2**31, "1"])
 def test_a_token_with_a_number_that_the_column_cannot_hold_is_refused(
-    store: Store, submit: Submit, value: object
+    lasting_store: Store, filled: list[Run], value: object
 ) -> None:
-    submit(2)
-    token = store.runs.page(page_size=1, order_by="attempt").next_page_token
+    token = lasting_store.runs.page(page_size=1, order_by="attempt").next_page_token
     assert token is not None
     fingerprint, _, id = content(token)
     with pytest.raises(BadPageToken):
-        store.runs.page(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
+        lasting_store.runs.page(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
 
 
 def content(token: str) -> list[Any]:
@@ -322,9 +320,9 @@ def test_orders_by_several_columns_page_like_one(lasting_store: Store, filled: l
 @pytest.mark.parametrize(
     "order_by", ["nothing", "accuracy up", "accuracy, point", "point", "id; drop table runs"]
 )
-def test_an_order_that_is_none_is_refused(store: Store, order_by: str) -> None:
+def test_an_order_that_is_none_is_refused(lasting_store: Store, order_by: str) -> None:
     with pytest.raises(FilterError):
-        store.runs.page(order_by=order_by)
+        lasting_store.runs.page(order_by=order_by)
 
 
 def test_page_sizes_are_clamped(store: Store, submit: Submit) -> None:
