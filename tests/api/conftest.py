@@ -69,10 +69,27 @@ def settings(tmp_path: Path, migrated: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))
 
 
+class Lasting(bounded.BoundedProcess):
+    """A process that reads what people send, for one application after the other: it takes 1 s to start."""
+
+    def close(self) -> None:
+        """Does nothing: the next application asks it."""
+
+
+@pytest.fixture(scope="session")
+def lasting_process() -> Iterator[Lasting]:
+    """Such a process, which starts when it is first asked."""
+    process = Lasting()
+    yield process
+    bounded.BoundedProcess.close(process)
+
+
 @pytest.fixture
-def app(settings: Settings) -> FastAPI:
+def app(settings: Settings, lasting_process: Lasting) -> FastAPI:
     """The application."""
-    return create_app(settings)
+    app = create_app(settings)
+    app.state.bounded = lasting_process
+    return app
 
 
 @pytest.fixture
