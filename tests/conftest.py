@@ -193,6 +193,14 @@ def clear_postgresql(migrated_postgresql_url: str) -> Iterator[Callable[[], None
 
 
 @pytest.fixture
+def empty_postgresql_url(postgresql_server: PostgreSQLServer) -> Iterator[str]:
+    """A PostgreSQL database without tables."""
+    name = f"test_{next(_numbers)}"
+    yield postgresql_server.create_database(name)
+    postgresql_server.drop_database(name)
+
+
+@pytest.fixture
 def postgresql_url(migrated_postgresql_url: str, clear_postgresql: Callable[[], None]) -> Iterator[str]:
     """A PostgreSQL database with all tables, and no rows but those of the migrations."""
     yield migrated_postgresql_url
