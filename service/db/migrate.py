@@ -109,10 +109,7 @@ def differences(connection: Connection) -> list[Any]:
 
 
 def refuse_unusable(database: Database) -> None:
-    """Raises `UnusableDatabase` for what can be checked in moments at start; `check` does the rest.
-
-    The connection that it opens shows `alone` that the database is in use.
-    """
+    """Raises `UnusableDatabase` for what can be checked in moments at start; `check` does the rest."""
     problems: list[str] = []
     with translated(database.path):
         if database.lock is not None and database.path is not None:

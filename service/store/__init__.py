@@ -97,7 +97,7 @@ class Store(StorePart):
             migration.upgrade(settings)
         database = Database(settings.resolved_database_url(), pool_size=pool_size)
         try:
-            migration.refuse_unusable(database)
+            migration.refuse_unusable(database)  # Its connection shows `alone` that the database is in use.
         except BaseException:
             database.close()
             raise
