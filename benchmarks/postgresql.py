@@ -145,17 +145,6 @@ class PostgreSQLServer:
         """Drop a database and whoever is connected to it."""
         self._execute("postgres", f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
-    def clear_database(self, name: str, tables: Sequence[str]) -> None:
-        """Empty the tables of a database, and end whoever is connected to it."""
-        self._execute(
-            name,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        )
-        # As a replica, no trigger refuses to empty the audit log; only a superuser may.
-        emptied = f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE"
-        self._execute(name, f"SET session_replication_role = replica; {emptied}")
-
     def version(self) -> str:
         """The server's version."""
         with psycopg.connect(self._conninfo("postgres")) as connection:

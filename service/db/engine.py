@@ -182,11 +182,6 @@ class Database:
                 logger.info("retrying a transaction: %s", error.orig)
         raise AssertionError("unreachable")
 
-    def connect(self) -> None:
-        """Opens a connection, which shows `alone` that the database is in use."""
-        with self.read():
-            pass
-
     def rest(self) -> None:
         """Closes PostgreSQL connections that are not in use; further ones are opened as needed."""
         if not self.is_sqlite:

@@ -110,10 +110,10 @@ def differences(connection: Connection) -> list[Any]:
     return list(compare_metadata(context, metadata))
 
 
-def refuse_unusable(settings: Settings) -> None:
+def refuse_unusable(database: Database) -> None:
     """Raises `UnusableDatabase` for what can be checked in moments at start; `check` does the rest."""
     problems: list[str] = []
-    with closing(Database(settings.resolved_database_url())) as database, translated(database.path):
+    with translated(database.path):
         if database.lock is not None and database.path is not None:
             if not database.path.exists():
                 raise UnusableDatabase(f"{database.path} does not exist; run: stillhouse db upgrade")

@@ -22,7 +22,14 @@ from service.config.examples import shared_folder
 from service.config.hardware import lookup
 from service.manifests.values import Values
 
-_FOLDER = Path(__file__).parent
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters["combine"] = lambda first, second: {**first, **second}
 
 
 def documents(values: Values, *, kueue: bool = False) -> list[dict[str, Any]]:
@@ -36,35 +43,25 @@ def documents(values: Values, *, kueue: bool = False) -> list[dict[str, Any]]:
         raise ValueError(
             "monitoring: docker/ with alerts and boards is not installed; install the package again"
         )
-    text = _template("service.yaml.j2").render(
+    text = _TEMPLATES.get_template("service.yaml.j2").render(
         v=values,
         device=lambda group: lookup(group.hardware, catalogue),
         kueue=values.kueue if kueue else None,
         ray_version=version("ray"),
         # A Job cannot be changed: with another image there is another.
         migration=hashlib.sha256(values.image.encode()).hexdigest()[:8],
-        rules=yaml.safe_load((shared / "prometheus" / "rules.yaml").read_bytes()) if shared else None,
+        rules=yaml.load((shared / "prometheus" / "rules.yaml").read_bytes(), yaml.CSafeLoader)
+        if shared
+        else None,
         boards=dict(_boards(shared)) if shared else {},
         files={name: yaml.safe_dump(each, sort_keys=False) for name, each in values.files().items() if each},
     )
-    return [_without_nulls(each) for each in yaml.safe_load(text)["documents"]]
+    return [_without_nulls(each) for each in yaml.load(text, yaml.CSafeLoader)["documents"]]
 
 
 def slurm_script(**fields: Any) -> str:
     """Returns a batch script whose nodes join a pool's head; the fields are those of its template."""
-    return _template("slurm.sh.j2").render(python=shlex.quote(sys.executable), **fields)
-
-
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["combine"] = lambda first, second: {**first, **second}
-    return environment.get_template(name)
+    return _TEMPLATES.get_template("slurm.sh.j2").render(python=shlex.quote(sys.executable), **fields)
 
 
 def _boards(shared: Path) -> Iterator[tuple[str, str]]:

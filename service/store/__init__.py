@@ -94,9 +94,12 @@ class Store(StorePart):
         """
         if migrate:
             migration.upgrade(settings)
-        migration.refuse_unusable(settings)
         database = Database(settings.resolved_database_url(), pool_size=pool_size)
-        database.connect()
+        try:
+            migration.refuse_unusable(database)  # Its connection shows `alone` that the database is in use.
+        except BaseException:
+            database.close()
+            raise
         return cls(database, settings, clock)
 
     @property

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,18 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from api.app import create_app
-from api.server import BoundedProtocol
 from service.config.settings import Settings
 from service.domain.records import Experiment, Run
 from service.output import bounded
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
+from tests.serving import serving
 from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
 
@@ -72,10 +69,27 @@ def settings(tmp_path: Path, migrated: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", data_roots=str(tmp_path), model_roots=str(tmp_path))
 
 
+class Lasting(bounded.BoundedProcess):
+    """A process that reads what people send, for one application after the other: it takes 1 s to start."""
+
+    def close(self) -> None:
+        """Does nothing: the next application asks it."""
+
+
+@pytest.fixture(scope="session")
+def lasting_process() -> Iterator[Lasting]:
+    """Such a process, which starts when it is first asked."""
+    process = Lasting()
+    yield process
+    bounded.BoundedProcess.close(process)
+
+
 @pytest.fixture
-def app(settings: Settings) -> FastAPI:
+def app(settings: Settings, lasting_process: Lasting) -> FastAPI:
     """The application."""
-    return create_app(settings)
+    app = create_app(settings)
+    app.state.bounded = lasting_process
+    return app
 
 
 @pytest.fixture
@@ -144,27 +158,10 @@ def driver(store: Store) -> Driver:
     return Driver(store)
 
 
-@contextmanager
-def running(app: FastAPI, port: int = 0) -> Iterator[str]:
-    """The application under uvicorn on a port, 0 = a free one; gives its base URL."""
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        config = uvicorn.Config(
-            app, http=BoundedProtocol, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=2
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        app.state.streams.close()
-        server.should_exit = True
-        thread.join(10)
-
-
 @pytest.fixture
 def url(app: FastAPI) -> Iterator[str]:
     """Base URL of the application over real HTTP."""
-    with running(app) as base:
+    with serving(app) as base:
         yield base
 
 

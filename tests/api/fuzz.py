@@ -28,7 +28,8 @@ from api.app import create_app
 from benchmarks.postgresql import PostgreSQLServer
 from service.config.settings import Settings
 from service.store import Store
-from tests.api.conftest import Driver, running
+from tests.api.conftest import Driver
+from tests.serving import serving
 from trainers.data.synthetic import write_corpus
 
 PHASES = "examples,coverage,fuzzing,stateful"
@@ -93,7 +94,7 @@ def fuzz(
         *(("--max-time", str(seconds)) if seconds is not None else ()),
         *(part for id in operations for part in ("--include-operation-id", id)),
     ]  # fmt: skip
-    with running(filled_app(folder, database_url)) as url:
+    with serving(filled_app(folder, database_url)) as url:
         ended = subprocess.run([*command, f"{url}/openapi.json"], capture_output=True, text=True, check=False)
     found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     answers = {

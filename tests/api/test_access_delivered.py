@@ -28,9 +28,10 @@ from tests.api.access_table import (
     headers_of,
     populate,
 )
-from tests.api.conftest import BASE_URL, running
+from tests.api.conftest import BASE_URL
 from tests.conftest import KINDS
 from tests.service.notifications.receivers import HttpReceiver, SmtpReceiver, http_receiver, smtp_receiver
+from tests.serving import serving
 
 EXPERIMENTS = (
     ("owner", HERE),
@@ -215,7 +216,7 @@ def test_the_stream_of_changes_has_what_each_token_sees(app: FastAPI, world: Wor
     for owner, project in EXPERIMENTS:
         projects[world.submit(project, owner)[0]] = project
     wrong = {}
-    with running(app) as url, httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
+    with serving(app) as url, httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
         for name, sender in SENDERS.items():
             headers = headers_of(name) | {"Last-Event-ID": "1"}
             with client.stream("GET", "/api/v1/stream", headers=headers) as answer:

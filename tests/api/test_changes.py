@@ -22,8 +22,9 @@ from service.scheduling.cluster import ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.api.access_table import FIRST_TOKEN, headers_of, insert, populate
-from tests.api.conftest import Driver, running, wait_until
+from tests.api.conftest import Driver, wait_until
 from tests.api.test_stream import Event, following
+from tests.serving import serving
 
 STREAM = "/stream"
 
@@ -125,7 +126,7 @@ def test_followers_of_different_projects_share_one_read(
             reads.append(list(ids))
         return real(ids)
 
-    with running(app) as url, ExitStack() as stack:
+    with serving(app) as url, ExitStack() as stack:
         streams = {}
         for name in ("owner", "maintainer", "other", "administrator"):
             client = stack.enter_context(client_of(url, name))
@@ -169,7 +170,7 @@ def test_a_reader_who_loses_a_project_is_sent_away(
     app = create_app(settings.model_copy(update={"token": SecretStr(FIRST_TOKEN)}))
     world = populate(app.state.store)
     with (
-        running(app) as url,
+        serving(app) as url,
         client_of(url, "viewer") as client,
         client.stream("GET", "/api/v1/stream") as answer,
     ):

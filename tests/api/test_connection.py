@@ -16,7 +16,8 @@ from api.guard import MAX_HEAD_BYTES
 from api.server import MAX_REQUEST_BYTES, BoundedProtocol
 from service.domain.records import LogLine
 from service.store import RecordBatch, Store
-from tests.api.conftest import Driver, running, wait_until
+from tests.api.conftest import Driver, wait_until
+from tests.serving import serving
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 SUBMIT = b"POST /api/v1/experiments HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -50,7 +51,7 @@ def impatient(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Base URL of a server that waits for next to nothing."""
     for name in ("head_timeout_s", "body_timeout_s", "stalled_timeout_s"):
         monkeypatch.setattr(BoundedProtocol, name, 0.1)
-    with running(app) as url:
+    with serving(app) as url:
         yield url
 
 

@@ -18,7 +18,8 @@ from api.app import create_app
 from api.server import UnsafeAddress, refuse_unsafe, serve
 from service.config.document import MAX_BYTES
 from service.config.settings import Settings
-from tests.api.conftest import BASE_URL, SPEC, TOKEN, Driver, running
+from tests.api.conftest import BASE_URL, SPEC, TOKEN, Driver
+from tests.serving import serving
 
 EXPERIMENTS = "/api/v1/experiments"
 
@@ -132,7 +133,7 @@ def failing(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cli
         raise ZeroDivisionError("unforeseen")
 
     monkeypatch.setattr(app.state.store.experiments, "page", fail)
-    with running(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with serving(app) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 
 

@@ -94,12 +94,18 @@ def test_no_pass_is_recorded_in_a_step(
     assert replayed == [0 if step % EVERY_STEPS < 2 else 2 for step in range(SIZE.steps)]
 
 
+@pytest.fixture(scope="module")
+def full_lengths(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """Texts as long as IMDb's for all cells, as the benchmark has them."""
+    examples = FULL_LENGTHS.steps * max(benchmark.BATCHES)
+    folder = tmp_path_factory.mktemp("full-lengths")
+    return Workplace.written(folder, FULL_LENGTHS, CATALOGUE["H200"].pricing(1), examples=examples)
+
+
 @pytest.mark.parametrize("batch", benchmark.BATCHES)
-def test_the_shapes_of_a_full_cell_are_known_ahead(tmp_path: Path, batch: int) -> None:
-    """Texts as long as IMDb's: a few dozen rows, each in memory of its own before the first step."""
-    place = Workplace.written(
-        tmp_path, FULL_LENGTHS, CATALOGUE["H200"].pricing(1), examples=FULL_LENGTHS.steps * batch
-    )
+def test_the_shapes_of_a_full_cell_are_known_ahead(full_lengths: Workplace, batch: int) -> None:
+    """A few dozen rows, each in memory of its own before the first step."""
+    place = full_lengths
     config = place.config(Cell(Precision.bf16, "fused_graphs", batch))
     prepared = place.prepared(config)
     layout = StaticRow(

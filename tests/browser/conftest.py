@@ -20,8 +20,8 @@ from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, ProgressRow, RecordBatch, Store
-from tests.api.conftest import running
 from tests.browser.devtools import browser_path
+from tests.serving import serving
 
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 360, "height": 740}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&\u202e\u0000".replace("\u0000", "")
@@ -61,7 +61,7 @@ def app(settings: Settings) -> FastAPI:
 @pytest.fixture
 def site(app: FastAPI) -> Iterator[str]:
     """URL of a server of the application."""
-    with running(app) as url:
+    with serving(app) as url:
         yield url
 
 

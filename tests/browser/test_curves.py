@@ -19,8 +19,9 @@ from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
 from service.domain.records import MeasurementRow
 from service.store import PointBatch, RecordBatch, Store
-from tests.api.conftest import running, wait_until
+from tests.api.conftest import wait_until
 from tests.browser.conftest import profile, ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> It
     store, clock = open_store(settings)
     experiment = sweep(store, clock).id
     store.close()
-    with running(create_app(settings)) as url:
+    with serving(create_app(settings)) as url:
         yield f"{url}/experiments/{experiment}"
 
 

@@ -16,8 +16,8 @@ from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store
-from tests.api.conftest import running
 from tests.browser.conftest import menu, ready, trained
+from tests.serving import serving
 from trainers.errors import FailureClass
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> It
     waiting = submitted(store, "small in vision")
     wide = submitted(store, "wide", axes={"batch.global_size": [16, 8]}, seeds=1000)
     live = trained(store, done=False, changes={"name": "live", "queue": {"priority": 90}})
-    with running(app) as url:
+    with serving(app) as url:
         yield House(url, store, mixed, words, waiting, wide, live)
 
 

@@ -17,8 +17,8 @@ from api.app import create_app
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
 from service.domain.records import ViewKind
-from tests.api.conftest import running
 from tests.browser.conftest import ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_an_embedded_dashboard_has_no_head_and_its_links_leave_the_frame(
     view = app.state.store.views.save(
         "ada", "the week", QUERY, kind=ViewKind.dashboard, project="default", shared=True
     )
-    with running(app) as url:
+    with serving(app) as url:
         page.goto(frame(f"{url}/embed/{view.id}"))
         inside = page.frame_locator("iframe")
         expect(inside.get_by_role("heading", name="the week")).to_be_visible()

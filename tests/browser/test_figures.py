@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from api.app import create_app
 from benchmarks.simulated import open_store, sweep
 from service.config.settings import Settings
-from tests.api.conftest import running
 from tests.browser.conftest import menu, profile, ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def served(
     ids.append(sweep(store, clock, axes={"precision": ["fp32", "bf16"]}, seeds=2, first_seed=7).id)
     ids.append(sweep(store, clock, axes={"task.name": ["imdb", "tariff"], "precision": ["fp32", "bf16"]}).id)
     store.close()
-    with running(create_app(settings)) as url:
+    with serving(create_app(settings)) as url:
         yield url, ids
 
 

@@ -10,8 +10,9 @@ from api.app import create_app
 from service.config.settings import Settings
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store
-from tests.api.conftest import running, wait_until
+from tests.api.conftest import wait_until
 from tests.browser.conftest import ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -106,14 +107,14 @@ def test_the_queue_shows_who_came_and_who_moved_ahead(page: Page, app: FastAPI, 
 def test_the_list_is_read_again_when_its_server_is_back(
     page: Page, app: FastAPI, settings: Settings, seeded: dict[str, int]
 ) -> None:
-    with running(app) as url:
+    with serving(app) as url:
         page.goto(url)
         ready(page)
         live(page)
     expect(page.locator("#live")).to_contain_text("reconnecting")
     again = create_app(settings)
     submit(again.state.store, "meanwhile")
-    with running(again, int(url.rpartition(":")[2])):
+    with serving(again, int(url.rpartition(":")[2])):
         expect(page.locator("#live")).to_have_text("live")
         expect(page.locator("table[aria-label=Experiments]")).to_contain_text("meanwhile")
         page.goto("about:blank")

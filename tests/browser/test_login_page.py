@@ -14,9 +14,9 @@ from pydantic import AnyHttpUrl, SecretStr
 from api.app import create_app
 from service.config.settings import Settings
 from service.domain.access import Scope
-from tests.api.conftest import running
 from tests.browser.devtools import Page, browser_path, page
 from tests.provider import running_provider
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def in_page(tab: Page, words: str) -> None:
 
 def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) -> None:
     secret = closed.state.store.people.create_token("ada", name="page", scope=Scope.submit).secret
-    with running(closed) as url:
+    with serving(closed) as url:
         tab.open(f"{url}/queue")
         tab.wait("location.pathname === '/login' && document.activeElement.id === 'token'")
         fits(tab)
@@ -97,7 +97,7 @@ def test_a_token_logs_in_by_keyboard_and_leads_back(tab: Page, closed: FastAPI) 
 
 
 def test_the_login_page_follows_the_colour_scheme(tab: Page, closed: FastAPI) -> None:
-    with running(closed) as url:
+    with serving(closed) as url:
         grounds = []
         for scheme in ("light", "dark"):
             tab.call(
@@ -112,7 +112,7 @@ def test_the_login_page_follows_the_colour_scheme(tab: Page, closed: FastAPI) ->
 
 
 def test_another_servers_address_is_not_where_a_login_leads(tab: Page, closed: FastAPI) -> None:
-    with running(closed) as url:
+    with serving(closed) as url:
         tab.open(f"{url}/login?return=https://evil.example/")
         tab.wait("document.activeElement && document.activeElement.id === 'token'")
         tab.type(OWN)
@@ -122,7 +122,7 @@ def test_another_servers_address_is_not_where_a_login_leads(tab: Page, closed: F
 
 
 def test_a_device_is_let_in(tab: Page, closed: FastAPI) -> None:
-    with running(closed) as url, httpx.Client(base_url=url, trust_env=False) as device:
+    with serving(closed) as url, httpx.Client(base_url=url, trust_env=False) as device:
         begun = device.post("/device/code", data={"name": "laptop"}).json()
         tab.open(f"{url}/device?user_code={begun['user_code']}")
         tab.wait("location.pathname === '/login' && document.activeElement.id === 'token'")
@@ -153,7 +153,7 @@ def test_a_login_at_a_real_provider(tab: Page, settings: Settings) -> None:
         secret = SecretStr("of the client")
         more = {"oidc_issuer": provider.url, "oidc_client_id": "stillhouse", "oidc_client_secret": secret}
         app = create_app(settings.model_copy(update=more))
-        with running(app) as url:
+        with serving(app) as url:
             # The port is known only now.
             app.state.provider._settings = settings.model_copy(update={**more, "url": AnyHttpUrl(url)})
             tab.open(f"{url}/queue")
@@ -175,7 +175,7 @@ def test_a_login_at_a_real_provider(tab: Page, settings: Settings) -> None:
 
 def test_a_provider_that_is_away_leaves_one_line(tab: Page, settings: Settings) -> None:
     more = {"oidc_issuer": "http://127.0.0.1:9", "oidc_client_id": "stillhouse"}
-    with running(create_app(settings.model_copy(update=more))) as url:
+    with serving(create_app(settings.model_copy(update=more))) as url:
         tab.open(f"{url}/login")
         in_page(tab, "Log in with 127.0.0.1")
         tab.value("document.getElementById('leave').click()")

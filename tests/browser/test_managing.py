@@ -24,8 +24,8 @@ from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, Store
-from tests.api.conftest import running
 from tests.browser.conftest import HOSTILE, ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def team(settings: Settings) -> FastAPI:
 @pytest.fixture
 def closed(team: FastAPI) -> Iterator[str]:
     """URL of that server."""
-    with running(team) as url:
+    with serving(team) as url:
         yield url
 
 

@@ -20,12 +20,12 @@ from service.domain.records import ViewKind
 from service.domain.states import ExperimentState
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot
 from service.store import Store
-from tests.api.conftest import running
 from tests.browser.conftest import HOSTILE, profile, ready
 from tests.browser.firefox import Firefox, firefox, firefox_path
 from tests.browser.test_daily_work import submitted, with_failed_runs
 from tests.browser.test_run import written
 from tests.browser.tour import Chromium, Tour, filled
+from tests.serving import serving
 from trainers.data.synthetic import write_corpus
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def furnished(
         "/device?code=ABCD-EFGH",
         "/nowhere",
     ]
-    with running(app) as url:
+    with serving(app) as url:
         yield url, paths
 
 

@@ -20,9 +20,9 @@ from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.specs.models import checkpoints_folder
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
-from tests.api.conftest import running
 from tests.api.test_traces import write_trace
 from tests.browser.conftest import HOSTILE, profile, ready
+from tests.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def looked_upon(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path)
     shutil.copy(sqlite_template, settings.data_dir / "stillhouse.db")
     app = create_app(settings)
     run = written(app.state.store, settings)
-    with running(app) as url:
+    with serving(app) as url:
         yield f"{url}/runs/{run.id}"
 
 
@@ -222,7 +222,7 @@ def test_a_run_is_cancelled_after_a_question_and_retried(
 def test_a_page_goes_on_when_its_server_is_back(
     page: Page, app: FastAPI, settings: Settings, run: Run
 ) -> None:
-    with running(app) as url:
+    with serving(app) as url:
         page.goto(f"{url}/runs/{run.id}/logs")
         ready(page)
         expect(page.locator("#live")).to_have_text("live")
@@ -230,7 +230,7 @@ def test_a_page_goes_on_when_its_server_is_back(
     again = create_app(settings)
     line = LogLine(run.id, 1, 901, time.time(), "info", "written while the server was away")
     again.state.store.recording.record(RecordBatch(logs=[line]))
-    with running(again, int(url.rpartition(":")[2])):
+    with serving(again, int(url.rpartition(":")[2])):
         expect(page.locator("#live")).to_have_text("live")
         expect(page.get_by_role("log")).to_contain_text("written while the server was away")
         page.goto("about:blank")

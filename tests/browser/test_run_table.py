@@ -22,8 +22,8 @@ from service.domain.states import ExperimentState, RunState
 from service.scheduling.queue import Queue
 from service.specs.experiment import validate
 from service.store import NewExperiment, PointBatch, RecordBatch, Store
-from tests.api.conftest import running
 from tests.browser.conftest import NARROW, WIDE, ready
+from tests.serving import serving
 from trainers.errors import FailureClass
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path) -> Iter
     spec = validate({"name": "waiting", "task": {"name": "imdb"}, "seeds": list(range(600))})
     new = NewExperiment(spec, list(spec.runs()), spec_text="name: waiting\n", owner="ada")
     waiting = store.submissions.submit(new)[0].id
-    with running(app) as url:
+    with serving(app) as url:
         yield Lab(url, store, ended, waiting)
 
 

@@ -8,36 +8,26 @@ from typing import Any
 import pytest
 
 from service.domain.records import Experiment, Run
-from service.scheduling.queue import Queue
-from service.store import NewExperiment, Store
-from tests.conformance.building import Submit, plans_of
+from service.store import Store
+from tests.conformance.building import Submit, started, submitted
 
 
 @pytest.fixture
 def submit(store: Store) -> Submit:
     """Submit an experiment with some runs."""
 
-    def call(
-        runs: int = 1, *, owner: str = "ada", priority: int = 50, key: str | None = None, **fields: Any
-    ) -> Experiment:
-        spec, plans, written = plans_of(runs, priority, **fields)
-        return store.submissions.submit(
-            NewExperiment(spec, plans, spec_text=written, owner=owner, idempotency_key=key)
-        )[0]
+    def call(runs: int = 1, **fields: Any) -> Experiment:
+        return submitted(store, runs, **fields)
 
     return call
 
 
 @pytest.fixture
-def running(store: Store, queue: Queue, submit: Submit) -> Callable[..., tuple[Experiment, list[Run]]]:
+def running(store: Store) -> Callable[..., tuple[Experiment, list[Run]]]:
     """An experiment whose driver has started, with its runs."""
 
     def call(runs: int = 1, **fields: Any) -> tuple[Experiment, list[Run]]:
-        wanted = submit(runs, **fields)
-        (claimed,) = queue.claim("s1", lease_s=30)
-        assert claimed.id == wanted.id
-        store.drivers.started(claimed.id, claimed.attempt, "node", 1)
-        return store.experiments.get(claimed.id), store.runs.page(experiment_id=claimed.id).items
+        return started(store, runs, **fields)
 
     return call
 

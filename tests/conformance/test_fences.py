@@ -38,7 +38,7 @@ from service.store import (
 from service.store import removal as removing
 from service.store.base import StorePart
 from service.store.recording import AliveRow, RecordBatch
-from tests.conformance.building import Submit, plans_of
+from tests.conformance.building import Submit, plans_of, started
 from tests.conformance.test_transitions import Running
 from tests.execution.conftest import placement
 from trainers.errors import FailureClass
@@ -273,10 +273,15 @@ ADDRESSED = {"set_experiment", "set_run", "_claim"}
 """Updates that only say which row they are for: their callers hold the experiment's lock."""
 
 
-@pytest.fixture
-def world(store: Store, running: Running) -> Store:
-    """A store with one row in each table that a fence stands before."""
-    experiment, (run,) = running()
+@pytest.fixture(scope="module")
+def world(lasting_store: Store) -> Store:
+    """A store with one row in each table that a fence stands before, for tests that change nothing in it."""
+    fill(lasting_store)
+    return lasting_store
+
+
+def fill(store: Store) -> None:
+    experiment, (run,) = started(store, 1)
     store.attempts.open(run.id, experiment.attempt)
     store.attempts.run_started(run.id, 1, total_steps=100, resumed_from_step=0, facts={})
     store.drivers.record_placements(experiment.id, 1, [placement("g", placed_s=1.0)])
@@ -303,7 +308,6 @@ def world(store: Store, running: Running) -> Store:
         connection.execute(sa.insert(schema.deliveries).values(delivery))
 
     store.database.write(body)
-    return store
 
 
 class Undone(Exception):
@@ -548,13 +552,14 @@ def test_a_write_of_another_attempt_changes_nothing(world: Store, attempt: int) 
     assert everything(world) == before
 
 
-def test_a_write_of_an_attempt_that_was_given_back_changes_nothing(world: Store) -> None:
-    world.drivers.release_experiment(ID, 1, delay_s=0)
-    before = everything(world)
+def test_a_write_of_an_attempt_that_was_given_back_changes_nothing(store: Store) -> None:
+    fill(store)
+    store.drivers.release_experiment(ID, 1, delay_s=0)
+    before = everything(store)
     for write in OF_THE_EXPERIMENT.values():
         with pytest.raises(StaleAttempt):
-            write(world, 1)
-    assert everything(world) == before
+            write(store, 1)
+    assert everything(store) == before
 
 
 def test_every_write_that_carries_an_attempt_is_among_them() -> None:

@@ -18,31 +18,32 @@ from service.domain.access import Visibility
 from service.domain.records import Experiment, Page, Run
 from service.domain.states import ExperimentState, RunState
 from service.store import Store
-from tests.conformance.building import Submit
+from tests.conformance.building import Submit, started
 from trainers.errors import FailureClass
 
 AXES = {"precision": ["fp32", "bf16"], "batch.global_size": [8, 16], "deterministic": [True, False]}
 TOO_BIG = (FailureClass.out_of_memory, "50% of 1_000")
 
 
-@pytest.fixture
-def filled(store: Store, running: Callable[..., tuple[Experiment, list[Run]]]) -> list[Run]:
-    """24 runs in all kinds of ends, some without figures."""
-    experiment, runs = running(3, search={"axes": AXES})
+@pytest.fixture(scope="module")
+def filled(lasting_store: Store) -> list[Run]:
+    """24 runs in all kinds of ends, some without figures, in the store of this file."""
+    attempts = lasting_store.attempts
+    experiment, runs = started(lasting_store, 3, search={"axes": AXES})
     chance = random.Random(0)
     for run in runs:
         if chance.random() < 0.3:
             continue
-        attempt = store.attempts.open(run.id, 1)
-        store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
+        attempt = attempts.open(run.id, 1)
+        attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
         if chance.random() < 0.3:
-            store.attempts.finish_run(
+            attempts.finish_run(
                 run.id, attempt, RunState.failed, failure=(FailureClass.out_of_memory, "50% of 1_000")
             )
         else:
             figures = {"accuracy": round(chance.random(), 1), "cost_usd": chance.choice([None, 0.5, 2.0])}
-            store.attempts.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
-    return store.runs.page(experiment_id=experiment.id).items
+            attempts.finish_run(run.id, attempt, RunState.succeeded, summary=figures)
+    return lasting_store.runs.page(experiment_id=experiment.id).items
 
 
 def every(read: Callable[..., Page[Any]], **arguments: Any) -> Iterator[Any]:
@@ -133,10 +134,10 @@ def like(text: str, pattern: str) -> bool:
         "   ",
     ],
 )
-def test_a_filter_means_what_it_says(store: Store, filled: list[Run], text: str) -> None:
+def test_a_filter_means_what_it_says(lasting_store: Store, filled: list[Run], text: str) -> None:
     condition = parse_filter(text, RUN_NAMES)
     expected = {run.id for run in filled if condition is None or holds(condition, run)}
-    assert {run.id for run in store.runs.page(filter=text).items} == expected
+    assert {run.id for run in lasting_store.runs.page(filter=text).items} == expected
 
 
 def test_figures_and_fields_filter_by_the_name_that_specs_and_tables_have(
@@ -182,29 +183,29 @@ def test_figures_and_fields_filter_by_the_name_that_specs_and_tables_have(
 
 @pytest.mark.parametrize("order_by", [None, "accuracy", "precision desc, seed", "axis.precision, seed"])
 def test_a_page_in_the_middle_is_that_of_the_whole_list(
-    store: Store, filled: list[Run], order_by: str | None
+    lasting_store: Store, filled: list[Run], order_by: str | None
 ) -> None:
-    whole = [run.id for run in store.runs.page(order_by=order_by).items]
+    whole = [run.id for run in lasting_store.runs.page(order_by=order_by).items]
     for offset in (0, 1, len(whole) - 2, len(whole), len(whole) + 9):
-        page = store.runs.page(order_by=order_by, page_size=3, offset=offset)
+        page = lasting_store.runs.page(order_by=order_by, page_size=3, offset=offset)
         assert [run.id for run in page.items] == whole[offset : offset + 3]
         assert page.total == len(whole)
         if page.next_page_token is not None:
-            after = store.runs.page(order_by=order_by, page_size=3, page_token=page.next_page_token)
+            after = lasting_store.runs.page(order_by=order_by, page_size=3, page_token=page.next_page_token)
             assert [run.id for run in after.items] == whole[offset + 3 : offset + 6]
             assert after.total is None
 
 
-def test_booleans_of_axes_compare_as_words(store: Store, filled: list[Run]) -> None:
-    assert len(store.runs.page(filter="axis.deterministic = 'true'").items) == len(filled) // 2
+def test_booleans_of_axes_compare_as_words(lasting_store: Store, filled: list[Run]) -> None:
+    assert len(lasting_store.runs.page(filter="axis.deterministic = 'true'").items) == len(filled) // 2
 
 
 @pytest.mark.parametrize("column", ["accuracy", "cost_usd", "index", "precision", "failure_class", "id"])
 @pytest.mark.parametrize("direction", ["asc", "desc"])
 def test_orders_are_total_and_put_no_value_last(
-    store: Store, filled: list[Run], column: str, direction: str
+    lasting_store: Store, filled: list[Run], column: str, direction: str
 ) -> None:
-    runs = list(every(store.runs.page, order_by=f"{column} {direction}", page_size=5))
+    runs = list(every(lasting_store.runs.page, order_by=f"{column} {direction}", page_size=5))
     assert sorted(run.id for run in runs) == sorted(run.id for run in filled)
     values = [getattr(run, column) for run in runs]
     known = [value for value in values if value is not None]
@@ -213,11 +214,11 @@ def test_orders_are_total_and_put_no_value_last(
 
 
 @pytest.mark.parametrize("page_size", [1, 7, 24, 25])
-def test_pages_cover_a_list_once(store: Store, filled: list[Run], page_size: int) -> None:
+def test_pages_cover_a_list_once(lasting_store: Store, filled: list[Run], page_size: int) -> None:
     text = "accuracy > 0.2 or accuracy is null"
-    pages = list(every(store.runs.page, filter=text, order_by="accuracy", page_size=page_size))
+    pages = list(every(lasting_store.runs.page, filter=text, order_by="accuracy", page_size=page_size))
     assert len(pages) == len({run.id for run in pages})
-    assert {run.id for run in pages} == {run.id for run in store.runs.page(filter=text).items}
+    assert {run.id for run in pages} == {run.id for run in lasting_store.runs.page(filter=text).items}
 
 
 def test_pages_are_stable_when_rows_arrive(store: Store, submit: Submit) -> None:
@@ -257,10 +258,9 @@ def test_experiments_are_filtered_by_their_fields(store: Store, submit: Submit) 
      base64.urlsafe_b64encode(b"{}").decode(), "W10", "bnVsbA",
      base64.urlsafe_b64encode(b"[" * 2000).decode()],
 )  # fmt: skip
-def test_a_token_that_is_none_is_refused(store: Store, submit: Submit, token: str) -> None:
-    submit()
+def test_a_token_that_is_none_is_refused(lasting_store: Store, filled: list[Run], token: str) -> None:
     with pytest.raises(BadPageToken):
-        store.experiments.page(page_token=token)
+        lasting_store.experiments.page(page_token=token)
 
 
 def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit: Submit) -> None:
@@ -283,14 +283,13 @@ def test_a_token_of_another_list_or_a_forged_one_is_refused(store: Store, submit
 
 @pytest.mark.parametrize("value", [True, 10**400, float("nan"), float("inf"), 1.5, 2**31, "1"])
 def test_a_token_with_a_number_that_the_column_cannot_hold_is_refused(
-    store: Store, submit: Submit, value: object
+    lasting_store: Store, filled: list[Run], value: object
 ) -> None:
-    submit(2)
-    token = store.runs.page(page_size=1, order_by="attempt").next_page_token
+    token = lasting_store.runs.page(page_size=1, order_by="attempt").next_page_token
     assert token is not None
     fingerprint, _, id = content(token)
     with pytest.raises(BadPageToken):
-        store.runs.page(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
+        lasting_store.runs.page(order_by="attempt", page_token=encoded([fingerprint, [value], id]))
 
 
 def content(token: str) -> list[Any]:
@@ -304,7 +303,7 @@ def encoded(content: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
 
 
-def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]) -> None:
+def test_orders_by_several_columns_page_like_one(lasting_store: Store, filled: list[Run]) -> None:
     def rank(run: Run) -> tuple[object, ...]:
         accuracy, cost_usd = run.accuracy, run.cost_usd
         return (
@@ -313,7 +312,7 @@ def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]
 
     order_by = "cost_usd, accuracy desc, precision asc"
     for page_size in (1, 5, 100):
-        paged = list(every(store.runs.page, order_by=order_by, page_size=page_size))
+        paged = list(every(lasting_store.runs.page, order_by=order_by, page_size=page_size))
         assert [run.id for run in paged] == [run.id for run in sorted(paged, key=rank)]
         assert len(paged) == len(filled)
 
@@ -321,9 +320,9 @@ def test_orders_by_several_columns_page_like_one(store: Store, filled: list[Run]
 @pytest.mark.parametrize(
     "order_by", ["nothing", "accuracy up", "accuracy, point", "point", "id; drop table runs"]
 )
-def test_an_order_that_is_none_is_refused(store: Store, order_by: str) -> None:
+def test_an_order_that_is_none_is_refused(lasting_store: Store, order_by: str) -> None:
     with pytest.raises(FilterError):
-        store.runs.page(order_by=order_by)
+        lasting_store.runs.page(order_by=order_by)
 
 
 def test_page_sizes_are_clamped(store: Store, submit: Submit) -> None:

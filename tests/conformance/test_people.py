@@ -197,16 +197,23 @@ REFUSED: list[tuple[Callable[[Store], object], type[Exception], str]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def two_users(lasting_store: Store) -> Store:
+    """A store with two users, of whom one is disabled."""
+    lasting_store.people.add_user("ada")
+    lasting_store.people.add_user("eve")
+    lasting_store.people.set_user("eve", disabled=True)
+    return lasting_store
+
+
 @pytest.mark.parametrize(("call", "error", "says"), REFUSED, ids=[says for _, _, says in REFUSED])
 def test_what_is_refused_is_said_in_one_line_and_changes_nothing(
-    store: Store, call: Callable[[Store], object], error: type[Exception], says: str
+    two_users: Store, call: Callable[[Store], object], error: type[Exception], says: str
 ) -> None:
-    store.people.add_user("ada")
-    store.people.add_user("eve")
-    store.people.set_user("eve", disabled=True)
-    before = log(store)
+    before = log(two_users)
     with pytest.raises(error) as refusal:
-        call(store)
+        call(two_users)
     assert re.search(says, str(refusal.value)) and "\n" not in str(refusal.value)
-    assert log(store) == before
-    assert (len(store.people.users()), len(store.people.tokens()), len(store.projects.all())) == (2, 0, 1)
+    assert log(two_users) == before
+    people = two_users.people
+    assert (len(people.users()), len(people.tokens()), len(two_users.projects.all())) == (2, 0, 1)

@@ -14,7 +14,7 @@ from service.domain.access import Actor
 from service.domain.records import Experiment, Run
 from service.domain.states import ExperimentState, RunState
 from service.store import BadValue, NotFound, Store
-from tests.conformance.building import Submit
+from tests.conformance.building import Submit, started
 from trainers.errors import FailureClass
 
 Running = Callable[..., tuple[Experiment, list[Run]]]
@@ -22,9 +22,19 @@ AXES = {"precision": ["fp32", "bf16"], "batch.global_size": [16, 8]}
 
 
 @pytest.fixture
-def measured(store: Store, running: Running) -> list[Run]:
+def measured(store: Store) -> list[Run]:
     """Four configurations with three seeds, of which the last seed of each failed."""
-    experiment, runs = running(3, search={"axes": AXES})
+    return measured_in(store)
+
+
+@pytest.fixture(scope="module")
+def grouped(lasting_store: Store) -> list[Run]:
+    """The same in the store of this file, for tests that only read."""
+    return measured_in(lasting_store)
+
+
+def measured_in(store: Store) -> list[Run]:
+    experiment, runs = started(store, 3, search={"axes": AXES})
     for run in runs:
         attempt = store.attempts.open(run.id, 1)
         store.attempts.run_started(run.id, attempt, total_steps=9, resumed_from_step=0, facts={})
@@ -113,13 +123,13 @@ def test_an_experiment_that_has_ended_is_queued_with_its_runs(store: Store, meas
     ["precision", "batch.global_size desc, axis.precision", "state, batch", "seed desc", "forward_time_s"],
 )
 def test_groups_are_the_runs_next_to_each_other_in_that_order(
-    store: Store, measured: list[Run], by: str
+    lasting_store: Store, grouped: list[Run], by: str
 ) -> None:
-    experiment = measured[0].experiment_id
-    groups = store.runs.groups(experiment, by, figures=["accuracy", "train_loss", "forward_time_s"])
-    in_order = store.runs.page(experiment_id=experiment, order_by=f"{by}, id desc", offset=0).items
-    assert sum(group.count for group in groups) == len(measured)
-    summaries = store.runs.summaries([run.id for run in measured])
+    experiment = grouped[0].experiment_id
+    groups = lasting_store.runs.groups(experiment, by, figures=["accuracy", "train_loss", "forward_time_s"])
+    in_order = lasting_store.runs.page(experiment_id=experiment, order_by=f"{by}, id desc", offset=0).items
+    assert sum(group.count for group in groups) == len(grouped)
+    summaries = lasting_store.runs.summaries([run.id for run in grouped])
     for group in groups:
         runs = in_order[group.offset : group.offset + group.count]
         for name, figure in group.figures.items():
@@ -132,9 +142,11 @@ def test_groups_are_the_runs_next_to_each_other_in_that_order(
         assert group.states == {state: states.count(state) for state in set(states)}
 
 
-def test_a_group_says_what_its_runs_share(store: Store, measured: list[Run]) -> None:
+def test_a_group_says_what_its_runs_share(lasting_store: Store, grouped: list[Run]) -> None:
     def values(by: str, filter: str | None = None) -> list[list[Any]]:
-        return [group.values for group in store.runs.groups(measured[0].experiment_id, by, filter=filter)]
+        return [
+            group.values for group in lasting_store.runs.groups(grouped[0].experiment_id, by, filter=filter)
+        ]
 
     assert values("batch, precision desc") == [[8, "fp32"], [8, "bf16"], [16, "fp32"], [16, "bf16"]]
     assert values("precision", "seed = 1 and fp32") == [["fp32"]]
@@ -151,9 +163,9 @@ def test_values_that_are_lists_are_groups(store: Store, running: Running) -> Non
     assert in_order[0].point == in_order[1].point != in_order[2].point
 
 
-def test_what_runs_are_not_grouped_by(store: Store, measured: list[Run], monkeypatch: Any) -> None:
+def test_what_runs_are_not_grouped_by(lasting_store: Store, grouped: list[Run], monkeypatch: Any) -> None:
     def groups(*arguments: Any, **more: Any) -> object:
-        return store.runs.groups(measured[0].experiment_id, *arguments, **more)
+        return lasting_store.runs.groups(grouped[0].experiment_id, *arguments, **more)
 
     with pytest.raises(FilterError, match="unknown column 'precison'; did you mean 'precision'"):
         groups("precison")
@@ -164,7 +176,7 @@ def test_what_runs_are_not_grouped_by(store: Store, measured: list[Run], monkeyp
         groups("precision, batch")
 
 
-def test_equal_values_have_no_spread(store: Store, measured: list[Run]) -> None:
-    (group,) = store.runs.groups(measured[0].experiment_id, "task", figures=["train_loss"])
+def test_equal_values_have_no_spread(lasting_store: Store, grouped: list[Run]) -> None:
+    (group,) = lasting_store.runs.groups(grouped[0].experiment_id, "task", figures=["train_loss"])
     assert group.figures["train_loss"].sd == 0.0
     assert math.isclose(group.figures["train_loss"].mean or 0, 0.1 / 3)

@@ -17,9 +17,9 @@ from service.domain.records import Run
 from service.domain.states import ExperimentState, RunState
 from service.driving.driver import BEAT_S
 from service.planner.start_forecasts import StartForecasts
-from tests.api.conftest import running as served
 from tests.execution.cluster import AddNode, Running, nodes_of
 from tests.execution.test_two_nodes import write_catalogue
+from tests.serving import serving
 from trainers.errors import FailureClass
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -78,7 +78,7 @@ def people(running: Running) -> Iterator[dict[str, Person]]:
         running.store.people.add_user(name)
         running.store.projects.set_member(project, name, Role.member)
         tokens[name] = running.store.people.create_token(name, name="laptop", scope=Scope.submit).secret
-    with served(create_app(settings)) as url:
+    with serving(create_app(settings)) as url:
         found = {name: Person(url, token, str(running.texts)) for name, token in tokens.items()}
         yield found
         for person in found.values():

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -197,6 +197,13 @@ def _acknowledged_and_rolled_back(database: Database, body: Callable[[Connection
 _WRITE = Database._write_sqlite
 
 
+@pytest.fixture(scope="module")
+def full_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FullDisks]:
+    """Full disks, and what the requests do where there is room."""
+    with FullDisks("sqlite", tmp_path_factory.mktemp("full") / "full") as disks:
+        yield disks
+
+
 @pytest.mark.parametrize(
     ("fault", "planted"),
     [("refused_stored", _refused_after_its_commit), ("acknowledged_missing", _acknowledged_and_rolled_back)],
@@ -205,12 +212,11 @@ _WRITE = Database._write_sqlite
 def test_a_wrong_answer_at_a_full_disk_is_found(
     fault: str,
     planted: Callable[[Database, Callable[[Connection], object]], object],
-    tmp_path: Path,
+    full_disks: FullDisks,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with FullDisks("sqlite", tmp_path / "full") as disks:
-        monkeypatch.setattr(Database, "_write_sqlite", planted)
-        outcome = disks.carry_out(Round(0, "sqlite", "full_disks", 0, 5))
+    monkeypatch.setattr(Database, "_write_sqlite", planted)
+    outcome = full_disks.carry_out(Round(0, "sqlite", "full_disks", 0, 5))
     assert outcome.findings.lines[fault]
 
 

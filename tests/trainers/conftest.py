@@ -71,7 +71,7 @@ class Recorder(NullSink):
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus in `data/reviews`, and a cache that all tests share."""
     folder = tmp_path_factory.mktemp("trainers")
-    write_corpus(folder / "data" / "reviews", train=90, test=40, seed=7)
+    write_corpus(folder / "data" / "reviews", train=90, test=24, seed=7)
     return folder
 
 

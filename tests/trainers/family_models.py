@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -74,9 +77,30 @@ def write_model(folder: Path, family: str, head: Head, **fields: Any) -> PreTrai
         head: Head of the model.
         fields: Fields of its configuration that differ.
     """
+    # Each is made once in a process, but for those with fields of a test, which may not be hashable.
+    make = _made.__wrapped__ if fields else _made
+    made = make(family, head.suffix, one_label=isinstance(head, NumberHead), **fields)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in made.files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(made.random_state)
+    return deepcopy(made.model)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A model, what its library writes of it, and the state of torch's random numbers after it was made."""
+
+    model: PreTrainedModel
+    files: Mapping[str, bytes]
+    random_state: torch.Tensor
+
+
+@cache
+def _made(family: str, suffix: str, *, one_label: bool, **fields: Any) -> _Made:
     info, tokenizer = FAMILIES[family], tokenizer_of(family)
     own = SIZES.get(family, {})
-    labels = {"num_labels": 1} if isinstance(head, NumberHead) else {}
+    labels = {"num_labels": 1} if one_label else {}
     sizes = {**labels, **(own if "dim" in own else {**USUAL, **own}), **fields}
     config = imported(info.config)(
         **{
@@ -87,10 +111,12 @@ def write_model(folder: Path, family: str, head: Head, **fields: Any) -> PreTrai
         }
     )
     torch.manual_seed(0)
-    model: PreTrainedModel = imported(info.models + head.suffix)(config).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
+    model: PreTrainedModel = imported(info.models + suffix)(config).eval()
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        files = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+    return _Made(model, files, torch.get_rng_state())
 
 
 def _word_pieces() -> tuple[Tokenizer, dict[str, str]]:

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, get_args
 
+from tests.compiled_statements import share_compiled_statements
 from tests.faults.campaign import stand_ins
 from tests.faults.campaign.checker import FAULTS
 from tests.faults.campaign.databases import CampaignDatabase, open_database
@@ -32,7 +33,7 @@ from tests.faults.campaign.full_disks import FullDisks, NoSmallDisk
 from tests.faults.campaign.node import end_with_parent
 from tests.faults.campaign.plan import Kind, Round, rounds_of
 from tests.faults.campaign.rounds import Outcome, carry_out
-from tests.faults.campaign.warming import share_statements, warm
+from tests.faults.campaign.warming import warm
 
 _MEMORY = Path("/dev/shm")
 _SPARE_BYTES = 2 << 30
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_plan(round)
         return 0
     stand_ins.prepare()
-    share_statements()
+    share_compiled_statements()
     signal.signal(signal.SIGTERM, _exit)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(

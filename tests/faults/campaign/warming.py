@@ -2,7 +2,7 @@
 
 A process of the product compiles each of its SQL statements and fills many caches: a good part of what it
 costs when it lives for a second. Here an experiment is carried out once in the parent, on a database of its
-own, and all engines share the statements that were compiled for it.
+own, whose compiled statements all engines share (tests.compiled_statements).
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy.engine.base import Engine
-from sqlalchemy.engine.default import DefaultDialect
-from sqlalchemy.util import LRUCache
 
 from service.config.settings import Settings
 from service.driving.sweep import Sweep
@@ -32,24 +27,7 @@ from tests.faults.campaign.databases import CampaignDatabase
 from tests.faults.campaign.plan import Round
 from tests.faults.campaign.values import WRITER
 
-_STATEMENTS: LRUCache[Any, Any] = LRUCache(2000)
 _STEPS = 5
-
-
-def share_statements() -> None:
-    """Have all engines of this process, and of those forked from it, keep compiled statements in one place.
-
-    They are found by dialect, which each engine has its own instance of: instances of a class count as equal.
-    """
-    begin = Engine.__init__
-
-    def began(engine: Engine, *arguments: Any, **options: Any) -> None:
-        begin(engine, *arguments, **options)
-        engine._compiled_cache = _STATEMENTS
-
-    Engine.__init__ = began  # type: ignore[method-assign]
-    DefaultDialect.__eq__ = lambda one, other: type(one) is type(other)  # type: ignore[method-assign,assignment]
-    DefaultDialect.__hash__ = lambda one: hash(type(one))  # type: ignore[method-assign,assignment]
 
 
 def warm(database: CampaignDatabase, folder: Path) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from api.app import create_app
 from service.config.settings import Settings
 from service.scheduling.queue import Queue
 from service.store import Store
 from tests.service.cli.house import House
+from tests.serving import serving
 from tests.shared_routes import share_routes
 from trainers.data.synthetic import write_corpus
 
@@ -49,18 +46,8 @@ def running(folder: Path, template: Path, **changes: Any) -> Iterator[House]:
     shutil.copy(template, folder / "data" / "stillhouse.db")
     settings = Settings(data_dir=folder / "data", data_roots=str(folder), token=None, **changes)
     store = Store.open(settings)
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, lifespan="on", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        yield House(url, folder, settings, store, Queue(store))
+        with serving(create_app(settings)) as url:
+            yield House(url, folder, settings, store, Queue(store))
     finally:
-        server.should_exit = True
-        thread.join()
         store.close()
-        listener.close()

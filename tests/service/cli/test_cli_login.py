@@ -22,7 +22,7 @@ from service.domain.access import Actor, Scope
 from service.store import Store
 from service.store import sessions as stored_sessions
 from service.store.sessions import Approval
-from tests.api.conftest import running
+from tests.serving import serving
 
 OWN = "stillhouse-" + "o" * 32
 
@@ -56,7 +56,7 @@ def place(tmp_path: Path, sqlite_template: Path) -> Iterator[Place]:
     (tmp_path / "data" / "stillhouse.db").write_bytes(sqlite_template.read_bytes())
     api = create_app(Settings(data_dir=tmp_path / "data", token=SecretStr(OWN)))
     api.state.store.people.add_user("ada")
-    with running(api) as url:
+    with serving(api) as url:
         yield Place(url, api.state.store, tmp_path / "configuration")
 
 

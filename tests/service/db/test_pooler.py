@@ -118,7 +118,8 @@ def test_an_experiment_is_claimed_and_driven(pooled_url: str, tmp_path: Path) ->
 def test_a_restore_waits_for_programs_behind_the_pooler_and_keeps_them_out(
     pooled: Database, pooled_url: str, postgresql_url: str
 ) -> None:
-    pooled.connect()
+    with pooled.read():
+        pass  # It is connected from now on.
     with closing(Database(postgresql_url, present=False)) as restoring:
         with restoring.alone() as alone:
             assert not alone
@@ -128,8 +129,8 @@ def test_a_restore_waits_for_programs_behind_the_pooler_and_keeps_them_out(
             )
         with restoring.alone() as alone, closing(Database(pooled_url)) as newcomer:
             assert alone
-            with pytest.raises(StoreUnavailable, match="being restored"):
-                newcomer.connect()
+            with pytest.raises(StoreUnavailable, match="being restored"), newcomer.read():
+                pass
 
 
 def test_backup_and_restore_want_the_server_itself(pooled_url: str, tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 import urllib.error
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import kubernetes_validate
 import pytest
-import uvicorn
 import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -33,6 +32,7 @@ from service.scheduling.cluster import ClusterSnapshot, worker_resources
 from service.scheduling.node_groups import NodeStarts
 from service.specs.experiment import validate
 from service.store import Store
+from tests.serving import serving
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))}
@@ -53,6 +53,22 @@ def printed(name: str, *, kueue: bool = False) -> list[dict[str, Any]]:
 def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     name, _, kueue = request.param.partition(" ")
     return printed(name, kueue=bool(kueue))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        utils = kubernetes_validate.utils
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
+
+
+@cache
+def validator(version: str, kind: str) -> Any:
+    schema = SCHEMAS[version, kind]["schema"]
+    validates = jsonschema.validators.validator_for(schema)
+    validates.check_schema(schema)
+    return validates(schema)
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -84,11 +100,10 @@ def variables(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_each_object_is_valid_for_kubernetes_or_its_operator(objects: list[dict[str, Any]]) -> None:
     for each in objects:
-        schema = SCHEMAS.get((each["apiVersion"], each["kind"]))
-        if schema is None:
+        if (each["apiVersion"], each["kind"]) not in SCHEMAS:
             kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
         else:
-            jsonschema.validate(each, schema["schema"])
+            validator(each["apiVersion"], each["kind"]).validate(each)
     for name, template in pod_templates(objects):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
@@ -165,8 +180,13 @@ def test_commands_exist(objects: list[dict[str, Any]]) -> None:
                 check_command(command[1:])
 
 
+@cache
+def program() -> Any:
+    return get_command(app)
+
+
 def check_command(words: list[str]) -> None:
-    command: Any = get_command(app)
+    command = program()
     while words and hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     known = {each for parameter in command.params for each in parameter.opts}
@@ -190,30 +210,15 @@ def test_ports_and_probes_are_those_of_the_api(objects: list[dict[str, Any]]) ->
     assert (port["name"], port["targetPort"], port["port"]) == ("http", "http", 8400)
 
 
-@contextmanager
-def served(folder: Path, token: str) -> Iterator[int]:
-    """The port of an API that listens on every address, as in a pod."""
-    settings = Settings(data_dir=folder, host="0.0.0.0", port=0, token=token)
-    Store.open(settings, migrate=True).close()
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), host="127.0.0.1", port=0, log_config=None))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            thread.join(0.05)
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def test_the_readiness_probe_asks_a_real_api_with_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (_, api, _) = next(each for each in containers(printed("gpu")) if each[0].endswith("/api"))
     command = api["readinessProbe"]["exec"]["command"][2]
-    with served(tmp_path, "t" * 32) as port:
-        program = command.replace(":8400", f":{port}")
+    settings = Settings(data_dir=tmp_path, host="0.0.0.0", port=0, token="t" * 32)
+    Store.open(settings, migrate=True).close()
+    with serving(create_app(settings)) as url:
+        program = command.replace(":8400", f":{httpx.URL(url).port}")
         monkeypatch.setenv("STILLHOUSE_TOKEN", "t" * 32)
         exec(program)
         monkeypatch.setenv("STILLHOUSE_TOKEN", "w" * 32)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from trainers.loop.trainer import Trainer
 from trainers.reporting import NeverStop, NullSink
 
 STEPS = 6
+POWERSGD = {"compression": "powersgd", "powersgd_rank": 2, "compression_warmup": 0.34}
+ONEBIT = {"compression": "onebit", "compression_warmup": 0.34}
 Steps = list[list[Collective]]
 
 
@@ -26,14 +28,20 @@ def no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "evaluate", lambda self: None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def steps_of(
-    config_in: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config_in: Configure, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Steps, dict[str, Any]]]:
-    """Trains rank 0 of a group that sends nothing; returns what each step handed to it, and the summary."""
-    take = Trainer.train_step
+    """Trains rank 0 of a group that sends nothing; returns what each step handed to it, and the summary.
+
+    Each configuration is trained once for all tests.
+    """
+    take, trained = Trainer.train_step, dict[str, tuple[Steps, dict[str, Any]]]()
 
     def run(parallel: dict[str, Any], **changes: Any) -> tuple[Steps, dict[str, Any]]:
+        key = json.dumps([parallel, changes], sort_keys=True)
+        if key in trained:
+            return trained[key]
         steps: Steps = []
 
         def step(self: Trainer, batch: StepBatch) -> bool:
@@ -42,13 +50,14 @@ def steps_of(
             steps.append(recorded.seen)
             return applied
 
-        monkeypatch.setattr(Trainer, "train_step", step)
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder = tmp_path_factory.mktemp("collectives")
         config = config_in(folder, parallel=parallel, length={"steps": STEPS}, **changes)
-        with group_of_one(0, parallel["workers"]):
+        with pytest.MonkeyPatch.context() as patch, group_of_one(0, parallel["workers"]):
+            patch.setattr(Trainer, "train_step", step)
             outcome = train(config, NullSink(), NeverStop())
         assert len(steps) == STEPS
-        return steps, dict(outcome.summary)
+        trained[key] = steps, dict(outcome.summary)
+        return trained[key]
 
     return run
 
@@ -99,7 +108,7 @@ def test_data_parallel_steps_send_each_gradient_once_and_then_one_sum(steps_of: 
 
 @pytest.mark.parametrize(("kind", "half"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_half_exchanges_send_half_the_bytes(steps_of: Any, kind: str, half: torch.dtype) -> None:
-    steps, summary = steps_of(ddp(compression=kind))
+    steps, summary = steps_of(ddp(4, compression=kind))
     for step in steps:
         assert {one.dtypes for one in gradients(step)} == {(half,)}
         assert sum(one.bytes for one in gradients(step)) == 2 * summary["parameters"]
@@ -110,8 +119,8 @@ def test_half_exchanges_send_half_the_bytes(steps_of: Any, kind: str, half: torc
     [
         ({}, {}),
         ({"compression": "bf16"}, {}),
-        ({"compression": "powersgd", "powersgd_rank": 2, "compression_warmup": 0.34}, {}),
-        ({"compression": "onebit", "compression_warmup": 0.34}, {"optimizer__name": "adan"}),
+        (POWERSGD, {}),
+        (ONEBIT, {"optimizer__name": "adan"}),
     ],
     ids=["none", "bf16", "powersgd", "onebit"],
 )
@@ -127,7 +136,7 @@ def test_bytes_that_a_run_reports_are_those_that_it_sends(
 
 
 def test_signs_travel_as_bytes_to_their_servers_and_back(steps_of: Any) -> None:
-    steps, summary = steps_of(ddp(compression="onebit", compression_warmup=0.34), optimizer__name="adan")
+    steps, summary = steps_of(ddp(4, **ONEBIT), optimizer__name="adan")
     last = gradients(steps[-1])
     buckets = len(last) // 2
     assert [one.name for one in last] == ["alltoall_base_"] * buckets + ["allgather_"] * buckets
@@ -136,7 +145,7 @@ def test_signs_travel_as_bytes_to_their_servers_and_back(steps_of: Any) -> None:
 
 
 def test_powersgd_sends_factors_after_its_warm_up(steps_of: Any) -> None:
-    steps, _ = steps_of(ddp(compression="powersgd", powersgd_rank=2, compression_warmup=0.34))
+    steps, _ = steps_of(ddp(4, **POWERSGD))
     whole, thin = (sum(one.bytes for one in gradients(step)) for step in (steps[0], steps[-1]))
     assert {one.name for step in steps for one in gradients(step)} == {"allreduce_"}
     assert thin < whole / 5
