@@ -74,15 +74,16 @@ test-all: test ## Run what CI runs: `make test`, then the slow tests and most be
 	@echo "slow tests; beside them those with Ray, then most benchmarks and the kernels: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
-	@$(BIN)/python -m pytest -m alone $(call naming,ray)
+	@$(BIN)/python -m pytest -m alone $(call naming,alone)
 
 # Each waits for processes that it starts, so that its two share the CPUs with the two of `test-slow`.
 test-waiting: test-slow-ray
 	@$(MAKE) --no-print-directory smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
-	@$(MAKE) --no-print-directory kernels-tests
+	@$(MAKE) --no-print-directory kernels-tests CASES='-m "not thorough"'
 
 test-slow:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and not ray and not smoke and not thorough"
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and not ray and not smoke and not thorough" \
+	  $(call naming,slow)
 
 test-slow-ray:
 	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and ray and not smoke and not alone and not thorough" \
@@ -105,7 +106,7 @@ kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three
 	@$(TOGETHER) $(KERNELS)
 
 kernels-tests: $(TRITON)/3.7.1/triton
-	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest --progress=$@ $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
+	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest --progress=$@ $(PARALLEL) $(CASES) tests/cuda_ext/test_encoder_triton.py
 
 kernels-v100: build/cuda12/nvidia
 	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100
