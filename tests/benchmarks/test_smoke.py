@@ -23,7 +23,7 @@ BY_GPU_SUITE = {"gpu_suite", "encoders", "layer_kernels", "optimizer", "trainer"
 """`test_gpu_suite.py` runs the suite at its smallest size, of which the others are steps."""
 LONGEST = ("sweep_overhead", "parallel", "attribution", "training")
 """They begin first, so that none is alone at the end."""
-DAILY = {"attribution", "drains", "neighbours", "parallel", "storage", "training"}
+DAILY = {"attribution", "drains", "gpu_sweep", "neighbours", "parallel", "storage", "training"}
 """They take minutes beside others: `make thorough` and `make smoke` run them, `make test-all` does not."""
 LIMIT_S = 840
 """More than a benchmark waits for a sweep before it says where that is."""
