@@ -18,7 +18,9 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 BENCHMARKS := 3
 SMOKE := smoke
 # Slow tests wait half of their time, for workers, browsers and Ray; with more processes Ray's start times out.
-WAITING := -n 2 --dist worksteal --durations=50 --durations-min=10
+WAITING := -n 2 --durations=50 --durations-min=10
+# Groups of workers and browsers are a file's: two processes that divide one start them twice.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 FAST := 'not ray and not slow and not smoke and not thorough and not image'
 FAST_RAY := 'ray and not slow and not smoke and not thorough'
 # Test files that name a mark, so that a pass need not import all others (tests/conftest.py holds them to it).
@@ -74,22 +76,23 @@ test-all: test ## Run what CI runs: `make test`, then the slow tests and most be
 	@echo "slow tests; beside them those with Ray, then most benchmarks and the kernels: about 25 minutes on two cores"
 	@$(TOGETHER) test-slow test-waiting
 	@echo "tests that measure their machine: about 1 minute"
-	@$(BIN)/python -m pytest -m alone $(call naming,ray)
+	@$(BIN)/python -m pytest -m alone $(call naming,alone)
 
 # Each waits for processes that it starts, so that its two share the CPUs with the two of `test-slow`.
 test-waiting: test-slow-ray
 	@$(MAKE) --no-print-directory smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
-	@$(MAKE) --no-print-directory kernels-tests
+	@$(MAKE) --no-print-directory kernels-tests CASES='-m "not thorough"'
 
 test-slow:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and not ray and not smoke and not thorough"
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) $(BY_FILE) -m "slow and not ray and not smoke and not thorough" \
+	  $(call naming,slow)
 
 test-slow-ray:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) -m "slow and ray and not smoke and not alone and not thorough" \
-	  $(call naming,ray)
+	@$(BIN)/python -m pytest --progress=$@ $(WAITING) --dist worksteal \
+	  -m "slow and ray and not smoke and not alone and not thorough" $(call naming,ray)
 
 thorough: kernels ## Run variants that `make test-all` leaves out, and tests of properties with all examples
-	@$(BIN)/python -m pytest $(WAITING) --hypothesis-profile=many -m "thorough or (hypothesis and not ray and not smoke)"
+	@$(BIN)/python -m pytest $(WAITING) --dist worksteal --hypothesis-profile=many -m "thorough or (hypothesis and not ray and not smoke)"
 
 coverage: $(READY) ## Show which lines of api and service `make quick` runs, by file; fails below the floor
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick
@@ -108,7 +111,7 @@ kernels: $(READY) ## Interpret and compile the encoder's CUDA kernels with three
 	@$(TOGETHER) $(KERNELS)
 
 kernels-tests: $(TRITON)/3.7.1/triton
-	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest --progress=$@ $(PARALLEL) tests/cuda_ext/test_encoder_triton.py
+	@PYTHONPATH=$(TRITON)/3.7.1 $(BIN)/python -m pytest --progress=$@ $(PARALLEL) $(CASES) tests/cuda_ext/test_encoder_triton.py
 
 kernels-v100: build/cuda12/nvidia
 	@PYTHONPATH=build/cuda12 $(BIN)/python -m pytest tests/cuda_ext/test_adan_build.py -k v100

@@ -94,10 +94,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("ray"):
             item.fixturenames.insert(0, "local_ray")
-    for path in {item.path for item in items if item.get_closest_marker("ray")}:
-        if "mark.ray" not in path.read_text(encoding="utf-8"):
-            raise pytest.UsageError(f"{path}: write pytest.mark.ray in this file; make finds it by that")
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    for name in ("alone", "ray", "slow"):
+        for path in {item.path for item in items if item.get_closest_marker(name)}:
+            if f"mark.{name}" not in path.read_text(encoding="utf-8"):
+                raise pytest.UsageError(
+                    f"{path}: write pytest.mark.{name} in this file; make finds it by that"
+                )
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, *_begins(item)))
+
+
+LONGEST = (
+    "execution/test_mixed_cluster.py",
+    "test_wheel.py",
+    "execution/test_leaving_nodes.py",
+    "browser/test_newcomer.py",
+    "browser/test_pages.py",
+    "faults/test_campaign.py",
+    "trainers/parallel/test_pipeline.py",
+    "conformance/test_stranded.py",
+)
+"""Files with slow tests of a minute and more: they begin first, so that no pass waits for one in the end."""
+
+
+def _begins(item: pytest.Item) -> tuple[bool, int]:
+    file = item.nodeid.removeprefix("tests/").partition("::")[0]
+    long = item.get_closest_marker("slow") is not None and file in LONGEST
+    return not long, LONGEST.index(file) if long else 0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import pytest
 
 from trainers.data import storage
 
@@ -102,6 +103,12 @@ def in_environment(store: ObjectStore) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
         storage._opened.cache_clear()
+
+
+def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this process ask a store that refuses twice, not over 10 to 40 s."""
+    monkeypatch.setattr(storage, "_ATTEMPTS", 2)
+    storage._opened.cache_clear()
 
 
 @contextmanager

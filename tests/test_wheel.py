@@ -144,7 +144,20 @@ def test_modules_page_examples_and_kernels_come_from_the_wheel(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_the_demo_runs_from_an_empty_folder(installation: Installation) -> None:
+def test_the_demo_runs_in_an_empty_folder_and_leaves_only_its_own(installation: Installation) -> None:
     done = installation.run("stillhouse", "demo")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"demo: 8 of 8 runs succeeded in \d+ s", done.stdout.splitlines()[-1])
+    rows = [
+        line.split() for line in done.stdout.splitlines() if re.match(r"(fp32|bf16) +(16|32) +2/2 ", line)
+    ]
+    assert [row[:2] for row in rows] == [["fp32", "16"], ["fp32", "32"], ["bf16", "16"], ["bf16", "32"]]
+    accuracies = [
+        float(figure) for figure in re.findall(r"^run:.* accuracy=(0\.\d+)$", done.stdout, re.MULTILINE)
+    ]
+    assert len(accuracies) == 8
+    assert min(accuracies) > 0.8  # Chance is 0.5.
+    folders = [path.name for path in installation.empty.iterdir()]
+    assert [name for name in folders if name.startswith("stillhouse-ray-")] == []
+    (results,) = [path for path in installation.empty.iterdir() if path.name.startswith("stillhouse-demo-")]
+    assert (results / "stillhouse.db").exists()

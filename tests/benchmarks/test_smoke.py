@@ -24,7 +24,7 @@ BY_GPU_SUITE = {"gpu_suite", "encoders", "layer_kernels", "optimizer", "trainer"
 BY_NODES = {"drains", "storage"}
 LONGEST = ("nodes", "sweep_overhead", "parallel", "attribution", "training")
 """They begin first, so that none is alone at the end."""
-DAILY = {"attribution", "neighbours", "nodes", "parallel", "training"}
+DAILY = {"attribution", "gpu_sweep", "neighbours", "nodes", "parallel", "training"}
 """They take minutes beside others: `make thorough` and `make smoke` run them, `make test-all` does not."""
 LIMIT_S = 840
 """More than a benchmark waits for a sweep before it says where that is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,17 +31,13 @@ from trainers.data.synthetic import write_corpus
 pytestmark = pytest.mark.slow
 
 
-def test_the_list_leads_to_an_experiment_and_back(
-    page: Page, site: str, seeded: dict[str, int], looked_at: Callable[[str], None]
-) -> None:
+def test_the_list_leads_to_an_experiment_and_back(page: Page, site: str, seeded: dict[str, int]) -> None:
     page.goto(site)
     ready(page)
-    looked_at("experiments")
     page.get_by_role("link", name="precision", exact=True).click()
     page.wait_for_url(f"{site}/experiments/{seeded['done']}")
     ready(page)
     expect(page.get_by_role("heading", level=1)).to_have_text("precision")
-    looked_at("experiment")
     page.go_back()
     ready(page)
     expect(page.get_by_role("heading", level=1)).to_have_text("Experiments")

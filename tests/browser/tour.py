@@ -16,7 +16,7 @@ import axe_playwright_python
 from playwright.sync_api import Page
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+SIZES = {"wide": (1440, 900), "narrow": (360, 740)}
 OF_COLOURS = ("color-contrast", "link-in-text-block")
 """Rules whose findings depend on the colour scheme."""
 _PATIENCE_S = 60.0
@@ -26,8 +26,8 @@ _SETTLED = """() =>
   (!document.getElementById("pages") || Boolean(document.querySelector("main[aria-busy=false]")))
 """
 _LAID_OUT = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+_WITHOUT_AXE = "() => !window.axe"
 _FINDINGS = """async rules => {
-  if (!window.axe) { AXE }
   const chosen = rules.length ? { runOnly: { type: "rule", values: rules } } : {};
   const { violations } = await window.axe.run(document, { resultTypes: ["violations"], ...chosen });
   return violations.flatMap(({ id, impact, nodes }) =>
@@ -151,6 +151,7 @@ class Tour:
                 same = urlsplit(link).path.strip("/").split("/")[:2] == own
                 if same and link not in [*self.seen, *waiting]:
                     waiting.append(link)
+            self.surface.evaluate(_NOTHING_SENT)
             self.press(path, [])
 
     def look(self, path: str) -> None:
@@ -170,7 +171,9 @@ class Tour:
         self.wrong += [f"{path}: {each}" for each in self.surface.problems(self.origin)]
 
     def check(self, where: str, rules: tuple[str, ...] = ()) -> None:
-        found = self.surface.evaluate(_FINDINGS.replace("AXE", AXE, 1), list(rules))
+        if self.surface.evaluate(_WITHOUT_AXE):
+            self.surface.evaluate(f"() => {{ {AXE} }}")
+        found = self.surface.evaluate(_FINDINGS, list(rules))
         self.wrong += [f"{where}: {each}" for each in found]
 
     def keep(self, title: str) -> None:
@@ -190,14 +193,21 @@ class Tour:
                 self.look(f"{path} {title[:40]}")
 
     def press(self, path: str, before: list[str]) -> None:
-        """Presses each button of a page or of what a button opened, unless a page of its kind had it."""
-        self._at(path, before)
+        """Presses each button of a page or of what a button opened, unless a page of its kind had it.
+
+        The page is as `before` left it, and is opened again from the second button on.
+        """
+        self.surface.evaluate(_LAID_OUT)
+        self.settle()
+        unused = True
         for name in self.surface.evaluate(_BUTTONS):
             kind = (urlsplit(path).path.split("/")[1], re.sub(r"\d+", "#", " > ".join([*before, name])))
             if kind in self._pressed:
                 continue
             self._pressed.add(kind)
-            self._at(path, before)
+            if not unused:
+                self._at(path, before)
+            unused = False
             held = self.surface.evaluate(_OPENED)
             self.surface.evaluate(_CLICK, name)
             self.settle()
@@ -207,6 +217,8 @@ class Tour:
             self.dialogs[re.sub(r"\d+", "#", title)] = f"{path}: {' > '.join([*before, name])}"
             self.look(f"{path} {title[:40]}")
             if len(before) < 2:
+                if self.surface.evaluate(_OPENED) != title:  # Another size closed it.
+                    self._at(path, [*before, name])
                 self.press(path, [*before, name])
 
     def _at(self, path: str, pressed: list[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from cuda_ext import Adan
+from tests.trainers.forked import workers
 
 # Name, gradient_as_bucket_view.
 VARIANTS = (("plain", False), ("views", True))
@@ -48,7 +48,7 @@ def test_two_processes_follow_one(kernels: None, tmp_path: Path) -> None:
         optimizer.step()
     results = tmp_path / "parameters"
     arguments = (str(tmp_path / "rendezvous"), str(results))
-    mp.start_processes(train_rank, args=arguments, nprocs=2, start_method="spawn")
+    assert workers(2, train_rank, *arguments) == [0, 0]
     for name, _ in VARIANTS:
         ranks = [torch.load(f"{results}.{name}.{rank}", weights_only=True) for rank in range(2)]
         for first, second, alone in zip(*ranks, model.parameters(), strict=True):

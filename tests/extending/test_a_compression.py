@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from service.config.document import SpecError
 from service.planner.step_time import assumed_compression, payload_of
 from service.specs.experiment import json_schema, validate
-from tests.extending.with_coarse import COARSE
+from tests.extending.with_coarse import COARSE, train_rank
+from tests.trainers.forked import workers
 from trainers.config import Parallel
 from trainers.parallel_kinds import COMPRESSIONS
 
@@ -26,9 +24,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_workers_train_with_it(configure, tmp_path):
     config = configure(parallel=PARALLEL)
     (tmp_path / "run.json").write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "tests.extending.with_coarse", str(tmp_path)]
-    workers = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
-    assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
+    assert workers(2, train_rank, tmp_path) == [0, 0]
     assert 0.0 < float((tmp_path / "loss").read_text()) < 1.0
 
 

@@ -1,12 +1,8 @@
-"""Registers the gradient compression `coarse` and trains one of two workers with it.
-
-Usage: python -m tests.extending.with_coarse FOLDER RANK, where FOLDER has the run as `run.json`.
-"""
+"""Registers the gradient compression `coarse`, and trains one of two workers with it."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +32,8 @@ COARSE = CompressionInfo(
 )
 
 
-def main(folder: Path, rank: int) -> None:
-    """Trains this worker's part of the run; rank 0 writes its last loss."""
+def train_rank(rank: int, folder: Path) -> None:
+    """Trains this worker's part of the run in `folder / "run.json"`; rank 0 writes its last loss."""
     COMPRESSIONS[COARSE.name] = COARSE
     from trainers.config import RunConfig
     from trainers.entrypoint import train
@@ -49,7 +45,3 @@ def main(folder: Path, rank: int) -> None:
     if rank == 0:
         (folder / "loss").write_text(repr(outcome.summary["train_loss"]))
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import multiprocessing
 import os
 import runpy
 import tempfile
@@ -16,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.trainers import forked
 from trainers.config import RunConfig
 from trainers.data.synthetic import write_corpus
 from trainers.reporting import Measurement, NullSink, Point, StopReason
 
 WORKER = Path(__file__).parent / "worker.py"
-LIMIT_S = 300.0
-
 Configure = Callable[..., RunConfig]
 
 
@@ -124,6 +122,15 @@ def configure(config_in: Configure, tmp_path: Path) -> Configure:
     return functools.partial(config_in, tmp_path / "checkpoints")
 
 
+def chosen(request: pytest.FixtureRequest, argument: str) -> set[Any]:
+    """Values of a parametrised argument among the module's tests of this session.
+
+    A group of workers trains all that tests compare, and what a pass leaves out need not be trained.
+    """
+    cases = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    return {case.params[argument] for case in cases if case is not None and argument in case.params}
+
+
 @dataclass
 class Ended:
     """How a group of workers ended: exit codes and what each wrote, by rank."""
@@ -163,8 +170,6 @@ def launch() -> Iterator[Launch]:
 
     The processes are forked from a server that has imported everything, so each starts at once.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.trainers.preloaded"])
 
     def run(
         configs: Sequence[RunConfig],
@@ -201,7 +206,7 @@ def launch() -> Iterator[Launch]:
                 "taped": taped,
             }
             processes = [
-                context.Process(
+                forked.context().Process(
                     target=runpy.run_path,
                     args=(str(WORKER),),
                     kwargs={"init_globals": {"JOB": {**job, "rank": rank}}, "run_name": "worker"},
@@ -211,7 +216,7 @@ def launch() -> Iterator[Launch]:
             for process in processes:
                 process.start()
             for process in processes:
-                process.join(LIMIT_S)
+                process.join(forked.LIMIT_S)
                 if kill_at is not None or stall_at is not None:
                     # What the cluster does when one worker dies: the others end too.
                     for other in processes:

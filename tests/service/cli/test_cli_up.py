@@ -1,4 +1,4 @@
-"""`stillhouse up` and the demo as a user runs them: real processes, and none left afterwards."""
+"""`stillhouse up` as a user runs it: real processes, and none left afterwards."""
 
 from __future__ import annotations
 
@@ -100,28 +100,3 @@ def test_a_database_that_is_away_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ServiceStartError, match="the database cannot be used: ") as caught:
         LocalService(settings).start()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_the_demo_ends_with_its_line_and_leaves_only_its_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*STILLHOUSE, "demo"],
-        capture_output=True, text=True, timeout=600,
-        env={**environment(tmp_path), "TMPDIR": str(tmp_path), "COLUMNS": "100"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"demo: 8 of 8 runs succeeded in \d+ s", done.stdout.splitlines()[-1])
-    rows = [
-        line.split() for line in done.stdout.splitlines() if re.match(r"(fp32|bf16) +(16|32) +2/2 ", line)
-    ]
-    assert [row[:2] for row in rows] == [["fp32", "16"], ["fp32", "32"], ["bf16", "16"], ["bf16", "32"]]
-    accuracies = [
-        float(figure) for figure in re.findall(r"^run:.* accuracy=(0\.\d+)$", done.stdout, re.MULTILINE)
-    ]
-    assert len(accuracies) == 8
-    assert min(accuracies) > 0.8  # Chance is 0.5.
-    folders = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in folders if name.startswith("stillhouse-ray-")] == []
-    (results,) = [path for path in tmp_path.iterdir() if path.name.startswith("stillhouse-demo-")]
-    assert (results / "stillhouse.db").exists()

@@ -33,7 +33,7 @@ from service.specs.experiment import read_stored, validate
 from service.specs.models import checkpoint_of, stored_experiment
 from service.store import Store
 from tests.api.trained_model import trained
-from tests.object_store import KEY, SECRET, ObjectStore, in_environment, object_store
+from tests.object_store import KEY, SECRET, ObjectStore, give_up_soon, in_environment, object_store
 from trainers.config import TaskConfig
 from trainers.data import storage
 from trainers.data.storage import ObjectPath
@@ -190,9 +190,14 @@ def test_a_run_on_data_in_a_store_is_shown_with_its_texts(store: Store, stored: 
 
 @pytest.mark.slow
 def test_a_store_that_does_not_answer_is_no_missing_model(
-    store: Store, settings: Settings, served: ObjectStore, caplog: pytest.LogCaptureFixture
+    store: Store,
+    settings: Settings,
+    served: ObjectStore,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = train_one(store, settings)
+    give_up_soon(monkeypatch)
     served.failing += [500] * 1000
     try:
         spec = read_stored(store.runs.config(run.id))

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.object_store import give_up_soon
 from trainers.config import Site, Workspace
 from trainers.data import storage
 from trainers.data.cache import cached_folder, in_use
@@ -92,7 +93,10 @@ def test_what_is_kept_is_whole_or_not_there(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_store_that_does_not_answer_is_not_taken_for_one_that_kept_nothing(bucket, served, tmp_path):
+def test_a_store_that_does_not_answer_is_not_taken_for_one_that_kept_nothing(
+    bucket, served, tmp_path, monkeypatch
+):
+    give_up_soon(monkeypatch)
     served.failing += [500] * 1000
     with pytest.raises(CacheError, match=r"s3://.*/tokens/key: cannot be copied to this node"):
         prepared_folder(node(tmp_path, bucket), "tokens", "key", never, print)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.object_store import KEY, SECRET
+from tests.object_store import KEY, SECRET, give_up_soon
 from trainers.checkpoints import manifest
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import storage
@@ -175,7 +175,10 @@ def test_a_store_that_refuses_for_a_while_is_asked_again(bucket, served, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_store_that_keeps_refusing_fails_the_attempt_and_names_the_object(bucket, served, tmp_path):
+def test_a_store_that_keeps_refusing_fails_the_attempt_and_names_the_object(
+    bucket, served, tmp_path, monkeypatch
+):
+    give_up_soon(monkeypatch)
     store = CheckpointStore(bucket, 2, scratch=tmp_path / "node")
     store.save(10, snapshot(10), describe)
     served.failing += [503] * 1000
@@ -189,7 +192,8 @@ def test_a_store_that_keeps_refusing_fails_the_attempt_and_names_the_object(buck
 
 
 @pytest.mark.slow
-def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(bucket, served, tmp_path):
+def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(bucket, served, tmp_path, monkeypatch):
+    give_up_soon(monkeypatch)
     CheckpointStore(bucket, 2, scratch=tmp_path / "node").save(10, snapshot(10), describe)
     served.failing += [500] * 1000
     store = CheckpointStore(bucket, 2, scratch=tmp_path / "another node")

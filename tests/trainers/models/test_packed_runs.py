@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from tests.trainers.conftest import Recorder
+from tests.trainers.conftest import Recorder, chosen
 from tests.trainers.corpora import EACH_HEAD, write_task
 from trainers.config import RunConfig
 from trainers.entrypoint import train
@@ -106,8 +106,9 @@ def test_a_killed_run_resumes_bitwise(launch, config_in, tmp_path, encoder, prec
 
 
 @pytest.fixture(scope="module")
-def pair(launch, config_in, tmp_path_factory):
+def pair(request, launch, config_in, tmp_path_factory):
     """Losses by name of several runs of one pair of workers."""
+    names = chosen(request, "how")
     folder = tmp_path_factory.mktemp("pair")
     changes = {"length": {"epochs": 1}, "deterministic": True}
     configs = {
@@ -127,6 +128,7 @@ def pair(launch, config_in, tmp_path_factory):
             for encoder, engine in PIPELINES
         },
     }
+    configs = {name: own for name, own in configs.items() if name in names}
     ended = launch([config_in(folder / name, **changes, **own) for name, own in configs.items()])
     failed = [run for result in ended.results if result for run in result["runs"] if "failure" in run]
     assert (ended.codes, failed) == ([0, 0], [])

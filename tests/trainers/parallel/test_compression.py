@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from tests.trainers.conftest import chosen
 from trainers.config import Parallel
 
 STEPS = 44  # the synthetic texts are learned after 20; the epoch's short batch is the 48th step
@@ -42,14 +43,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs_of(launch, config_in):
-    """Trains a run of each kind; returns results by rank."""
+    """Trains a run of each of some kinds; returns results by rank."""
 
-    def of(folder, steps):
+    def of(folder, steps, kinds=KINDS):
         ended = launch(
-            [config_in(folder / kind, **changes_of(kind, length={"steps": steps})) for kind in KINDS]
+            [config_in(folder / kind, **changes_of(kind, length={"steps": steps})) for kind in kinds]
         )
         assert ended.codes == [0, 0]
-        return {kind: [result["runs"][i] for result in ended.results] for i, kind in enumerate(KINDS)}
+        return {kind: [result["runs"][i] for result in ended.results] for i, kind in enumerate(kinds)}
 
     return of
 
@@ -61,9 +62,9 @@ def runs(runs_of, folder):
 
 
 @pytest.fixture(scope="module")
-def learned_runs(runs_of, tmp_path_factory):
+def learned_runs(request, runs_of, tmp_path_factory):
     """Long enough to learn the texts."""
-    return runs_of(tmp_path_factory.mktemp("learned"), STEPS)
+    return runs_of(tmp_path_factory.mktemp("learned"), STEPS, sorted({"none", *chosen(request, "kind")}))
 
 
 def mean_of_last(run):

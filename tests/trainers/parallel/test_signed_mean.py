@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainers import forked
 from trainers.parallel.compression import one_bit as signs
 from trainers.parallel.compression.one_bit import SignedMean
 
@@ -63,11 +63,9 @@ def test_a_number_that_is_not_finite_shows_after_the_journey():
 def group(request, tmp_path_factory):
     """What each worker of a group ended with, by rank."""
     folder = tmp_path_factory.mktemp("group")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.trainers.preloaded"])
     job = {"world": request.param, "folder": str(folder)}
     processes = [
-        context.Process(
+        forked.context().Process(
             target=runpy.run_path,
             args=(str(WORKER),),
             kwargs={"init_globals": {"JOB": {**job, "rank": rank}}, "run_name": "worker"},
