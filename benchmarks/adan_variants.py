@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_ext import build, native
-from cuda_ext.errors import BuildError
+from cuda_ext import BuildError, build, native
 from tests.cuda_ext import kernel_check
 
 

@@ -52,7 +52,7 @@ from service.planner.step_time import estimate, exchange_of, link_of, step_of
 from trainers.checkpoints.manifest import TRACE, attempt_folder
 from trainers.config import RunConfig
 from trainers.data.synthetic import write_corpus
-from trainers.profiling.profile import Profile
+from trainers.profiling import Profile
 from trainers.profiling.step_costs import (
     MIB,
     GroupError,

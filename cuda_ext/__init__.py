@@ -9,7 +9,7 @@ four implementations; `parity.py` the oracle they are judged by. `csrc/adan_cpu.
 `csrc/adan_cuda_kernel.cuh` walk all tensors in one go. `encoder.py` has the encoder's operators,
 `csrc/encoder_rows.cpp` and `encoder_triton.py` their kernels.
 
-Names are imported when they are first used: `import cuda_ext` alone loads neither torch nor kernels.
+Other names are imported when they are first used: `import cuda_ext` alone loads neither torch nor kernels.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cuda_ext.adan import Adan
-    from cuda_ext.errors import (
-        AdanError,
-        BuildError,
-        ConfigurationError,
-        HyperParameterError,
-        LayoutError,
-        SparseGradientError,
-        StateDictError,
-        TensorMismatchError,
-    )
     from cuda_ext.native import IMPLEMENTATIONS, Availability, availability, counters
     from cuda_ext.parity import ParityRecord, measure_parity
 
@@ -42,13 +32,9 @@ MASTER_BYTES: Mapping[str, int] = {"fp32": 4, "split": 2}  # Bytes per parameter
 
 _HOMES = {
     "adan": ("Adan",),
-    "errors": (
-        "AdanError", "BuildError", "ConfigurationError", "HyperParameterError", "LayoutError",
-        "SparseGradientError", "StateDictError", "TensorMismatchError",
-    ),
     "native": ("IMPLEMENTATIONS", "Availability", "availability", "counters"),
     "parity": ("ParityRecord", "measure_parity"),
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> object:
@@ -56,3 +42,35 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'cuda_ext' has no attribute {name!r}")
     return getattr(import_module(f"cuda_ext.{home}"), name)
+
+
+class AdanError(Exception):
+    """Base of everything that `cuda_ext` raises on purpose."""
+
+
+class HyperParameterError(AdanError, ValueError):
+    """A learning rate, beta, eps, weight decay or norm outside its range."""
+
+
+class ConfigurationError(AdanError, ValueError):
+    """Options that do not go together, or that this machine cannot serve."""
+
+
+class TensorMismatchError(AdanError, TypeError):
+    """A parameter or gradient of a dtype or device that the step cannot take."""
+
+
+class LayoutError(AdanError, ValueError):
+    """A parameter with gaps or overlaps in memory."""
+
+
+class SparseGradientError(AdanError, TypeError):
+    """A sparse gradient: Adan's g_prev, m, v and n are dense, a skipped row would silently keep old ones."""
+
+
+class StateDictError(AdanError, ValueError):
+    """A state dict that does not fit the parameters, or lacks part of Adan's state."""
+
+
+class BuildError(AdanError, RuntimeError):
+    """The compiler is missing or refused the sources; the message carries its last lines."""

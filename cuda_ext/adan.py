@@ -7,16 +7,17 @@ import torch
 from torch import Tensor, _disable_dynamo  # type: ignore[attr-defined]  # as torch.optim itself does
 from torch.profiler import record_function
 
-from cuda_ext import adan_state, adan_steps
-from cuda_ext.adan_state import FUSED_DTYPES, state_dtypes
-from cuda_ext.adan_steps import Batch, Group, GroupPart, StepInputs, bias_correction
-from cuda_ext.errors import (
+from cuda_ext import (
     ConfigurationError,
     HyperParameterError,
     LayoutError,
     SparseGradientError,
     TensorMismatchError,
+    adan_state,
+    adan_steps,
 )
+from cuda_ext.adan_state import FUSED_DTYPES, state_dtypes
+from cuda_ext.adan_steps import Batch, Group, GroupPart, StepInputs, bias_correction
 from cuda_ext.native import IMPLEMENTATIONS, UNFUSED_TWIN, why_not
 
 _OPTIONS = ("no_prox", "maximize")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cuda_ext import MASTERS
-from cuda_ext.errors import StateDictError
+from cuda_ext import MASTERS, StateDictError
 
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Parameters that the kernels take; others, such as float64, keep their state in their own format."""

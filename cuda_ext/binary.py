@@ -21,8 +21,7 @@ VPOPCNTDQ).
 import torch
 from torch import Tensor
 
-from cuda_ext import native
-from cuda_ext.errors import BuildError, ConfigurationError
+from cuda_ext import BuildError, ConfigurationError, native
 
 PANEL = 16  # Outputs of a panel
 WORD_BITS = 32

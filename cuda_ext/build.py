@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from cuda_ext.errors import BuildError
+from cuda_ext import BuildError
 
 SOURCES = Path(__file__).parent / "csrc"
 PACKAGED = Path(__file__).parent / "_built"

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cuda_ext import native
-from cuda_ext.errors import BuildError
+from cuda_ext import BuildError, native
 
 LEVELS = 1 << 16  # Values of the bits that decide about an element's dropout
 

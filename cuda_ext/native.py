@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cuda_ext import build
-from cuda_ext.errors import BuildError
+from cuda_ext import BuildError, build
 
 IMPLEMENTATIONS = ("single_unfused", "multi_unfused", "single_fused", "multi_fused")
 """Slowest to fastest; all give the same result to rounding."""

@@ -21,7 +21,7 @@ from api.problems import CATALOGUE, SPEC_PROBLEMS, ProblemDocument, ProblemType
 from service.config.hardware import CATALOGUE as DEVICES
 from service.config.hardware import Hardware
 from service.domain.access import Action, Principal, Role, Scope, UserKind
-from service.domain.failures import INFRASTRUCTURE_LIMIT, FailureCounts, decide_retry
+from service.domain.states import INFRASTRUCTURE_LIMIT, FailureCounts, decide_retry
 from trainers.config import Precision
 from trainers.errors import FailureClass
 

@@ -22,7 +22,7 @@ from trainers.config import RunConfig, TrainingSections, Workspace
 from trainers.data.cache import in_use
 from trainers.device_kinds import DEVICE_KINDS
 from trainers.errors import FailureClass, OutOfMemoryError, TrainingError, out_of_memory
-from trainers.profiling.profile import Profile
+from trainers.profiling import Profile
 from trainers.registry import Deferred, imported
 from trainers.reporting import Fence, NullSink, RunHistory, Sink, Stop, TrainingOutcome
 from trainers.tasks import TASKS

@@ -7,6 +7,7 @@ depends on the choice read the entry's properties.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, Protocol, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -64,14 +65,10 @@ class Deferred:
 
 
 def entries_of(package: str) -> tuple[Any, ...]:
-    """Entries of an optional package, from `entries()` of its module `entry`; none where it was deleted."""
-    module = f"{package}.entry"
-    try:
-        return tuple(import_module(module).entries())
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
+    """Entries of an optional package, from its `entries()`; none where it was deleted."""
+    if (spec := find_spec(package)) is None or spec.origin is None:  # Byte code may be left of it.
         return ()
+    return tuple(import_module(package).entries())
 
 
 class NameIn:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from service.planner.step_time import Estimate, Exchange, Link, Step
     from service.specs.experiment import ExperimentSpec
     from trainers.config import RunConfig
-    from trainers.profiling.profile import Profile
+    from trainers.profiling import Profile
 
 WORKERS = (1, 2, 4, 8)  # Numbers of workers to estimate
 CPU_MEMORY_GB_S = 10.0  # Assumed of one virtual CPU

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from service.config.hardware import Hardware
     from service.domain.metrics import Span
     from service.domain.records import Attempt, Event, ExperimentDetail, ExperimentStatus, QueueListing, Run
-    from service.domain.shares import ProjectUse, Share
-    from service.domain.start_forecasts import StartForecast
+    from service.domain.shares import ProjectUse, Share, StartForecast
     from service.planner.forecast import Forecast
     from service.planner.preview import PlannedRun, Preview
     from service.scheduling.cluster import Pool

@@ -14,7 +14,7 @@ from pydantic import computed_field
 
 from service.domain.grid import REFERENCE_CELL, Point
 from service.domain.serialization import Number, Serializable
-from service.domain.start_forecasts import StartForecast
+from service.domain.shares import StartForecast
 from service.domain.states import ExperimentState, RunState
 from trainers.errors import FailureClass
 from trainers.reporting import Stream as Stream

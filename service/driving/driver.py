@@ -27,9 +27,8 @@ from service.config import logs
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.domain.failures import FailureCounts, decide_retry
 from service.domain.shares import DeviceAllowance
-from service.domain.states import ExperimentState
+from service.domain.states import ExperimentState, FailureCounts, decide_retry
 from service.driving.pruning import EarlyStops
 from service.driving.sweep import Sweep
 from service.driving.sweep_context import SweepContext

@@ -8,9 +8,14 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
-from service.domain.failures import FailureCounts, decide_retry
 from service.domain.records import Run
-from service.domain.states import RUN_STATES_WITH_RESULT, ExperimentState, RunState
+from service.domain.states import (
+    RUN_STATES_WITH_RESULT,
+    ExperimentState,
+    FailureCounts,
+    RunState,
+    decide_retry,
+)
 from service.driving.sweep_context import LiveTurn, SweepContext
 from service.recording.mailbox import Ending
 from service.recording.outages import RETRY_S, wait_out

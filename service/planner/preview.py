@@ -11,7 +11,7 @@ from service.config.document import SpecError
 from service.config.hardware import Hardware, find
 from service.domain.grid import REFERENCE_CELL, AxisValue, Point
 from service.domain.serialization import Serializable
-from service.domain.start_forecasts import PlannedStart
+from service.domain.shares import PlannedStart
 from service.planner.forecast import Forecast
 from service.scheduling.cluster import CPU, ClusterSnapshot, at_a_time, exclusive_holds, unsatisfiable
 from service.specs.experiment import ExperimentSpec, InfeasibleCell, RunPlan, cell_of

@@ -21,7 +21,7 @@ from service.db import schema, statements
 from service.domain.access import DEFAULT_POOL, Visibility
 from service.domain.metrics import Span, finite
 from service.domain.serialization import to_json
-from service.domain.start_forecasts import PlannedStart, StartForecast, Yields
+from service.domain.shares import PlannedStart, StartForecast, Yields
 from service.domain.states import ExperimentState, RunState
 from service.fairness.allowances import divide
 from service.fairness.eta import (

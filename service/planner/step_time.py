@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from trainers.config import Parallel
-from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, StepTimes
+from trainers.profiling import CompressionCost, ExchangeCost, LayerTime, StepTimes
 from trainers.telemetry.flops import ModelShape, Tally
 
 MIB = 1 << 20

@@ -31,7 +31,7 @@ from service.domain.records import (
     WaitingAtWork,
 )
 from service.domain.serialization import adapter
-from service.domain.start_forecasts import StartForecast
+from service.domain.shares import StartForecast
 from service.domain.states import ExperimentState, RunState
 from service.scheduling.claims import ClaimRequest, serve
 from service.scheduling.cluster import ClusterSnapshot, Pool, no_scheduler, order_of_pool, unsatisfiable

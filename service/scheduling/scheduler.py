@@ -27,10 +27,9 @@ from service.config.logs import about
 from service.config.process import freeze_loaded
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.domain.failures import FailureCounts, decide_retry
 from service.domain.process_metrics import MetricBuffer
 from service.domain.records import Experiment
-from service.domain.states import ExperimentState
+from service.domain.states import ExperimentState, FailureCounts, decide_retry
 from service.notifications.courier import Courier
 from service.scheduling import driver_settings
 from service.scheduling.cluster import ClusterSnapshot

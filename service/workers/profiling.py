@@ -29,7 +29,7 @@ from service.scheduling.ray_jobs import DashboardRayJobs, wait_until_ended
 from service.scheduling.run_plan import Shape
 from trainers.config import RunConfig
 from trainers.data.storage import place
-from trainers.profiling.profile import Profile
+from trainers.profiling import Profile
 
 _RESULT = "stillhouse-profile: "
 _FAILURE = "stillhouse-profile-failed: "

@@ -112,10 +112,9 @@ _FAST = {"nobody", *list(SENDERS)[::8]}
 """Covers every user, scope and place, though not every combination."""
 
 
-def some_fast(columns: Iterable[str]) -> list[Any]:
-    """Returns a case for each column; most are slow."""
-    slow = partial(pytest.param, marks=pytest.mark.slow)
-    return [column if column in _FAST else slow(column) for column in columns]
+def some_fast(columns: Iterable[str], slow: pytest.MarkDecorator) -> list[Any]:
+    """Returns a case for each column; most are `slow`."""
+    return [column if column in _FAST else pytest.param(column, marks=slow) for column in columns]
 
 
 Rule = Callable[[Sender], str]

@@ -97,7 +97,7 @@ def test_every_path_names_something_that_is_there(closed: tuple[TestClient, Worl
             assert "{" not in world.path(template, manages=False), f"{name} needs a target in CASES"
 
 
-@pytest.mark.parametrize("column", some_fast(COLUMNS))
+@pytest.mark.parametrize("column", some_fast(COLUMNS, pytest.mark.slow))
 def test_everyone_may_do_what_the_table_says(closed: tuple[TestClient, World], column: str) -> None:
     client, world = closed
     wrong = []
@@ -199,7 +199,7 @@ def project_of(kind: str, *limits: Any) -> str | None:
     return (limits[0] or limits[1]) if kind == "subscription" else limits[0 if kind == "view" else 1]
 
 
-@pytest.mark.parametrize("column", some_fast(SENDERS))
+@pytest.mark.parametrize("column", some_fast(SENDERS, pytest.mark.slow))
 def test_lists_have_what_a_token_reaches(closed: tuple[TestClient, World], column: str) -> None:
     client, world = closed
     sender = SENDERS[column]

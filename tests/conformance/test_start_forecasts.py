@@ -6,7 +6,7 @@ import pytest
 
 from service.domain.access import EVERYTHING, Visibility
 from service.domain.records import Experiment, Placement
-from service.domain.start_forecasts import StartForecast
+from service.domain.shares import StartForecast
 from service.planner.start_forecasts import ERRORS, FORECASTS_IN, StartForecasts, planned_start
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot, NodesToCome
 from service.scheduling.queue import Queue

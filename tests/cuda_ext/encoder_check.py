@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cuda_ext import BuildError
 from cuda_ext.build import ARCHITECTURES
-from cuda_ext.errors import BuildError
 from tests.cuda_ext.kernel_check import KernelResources
 
 TARGETS: Mapping[str, int] = MappingProxyType(

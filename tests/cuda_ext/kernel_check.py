@@ -24,8 +24,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from cuda_ext import build
-from cuda_ext.errors import BuildError
+from cuda_ext import BuildError, build
 
 REGISTER_LIMIT = 64  # Registers per thread with which four blocks of 256 threads fit on a multiprocessor
 VOLTA = "7.0"  # A V100's compute capability, which CUDA 13 does not know

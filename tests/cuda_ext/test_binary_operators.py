@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cuda_ext import binary
-from cuda_ext.errors import ConfigurationError
+from cuda_ext import ConfigurationError, binary
 from tests.cuda_ext.binary_reference import (
     binary_linear,
     binary_weight_linear,

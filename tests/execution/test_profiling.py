@@ -16,7 +16,7 @@ from service.scheduling.run_plan import Shape, run_config
 from service.specs.experiment import validate
 from service.workers.profiling import ProfileFailed, ProfileOrder, measure_on_cluster, profile_in
 from tests.fake_ray_jobs import FakeRayJobs
-from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
+from trainers.profiling import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 
 PROFILE = Profile(
     StepTimes((LayerTime("layer 0", 1.5, 3.0, 288, ((8,), (8, 8))),), 6.0, 1, 8),

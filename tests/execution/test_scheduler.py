@@ -9,10 +9,9 @@ import pytest
 
 from service.config.settings import Settings
 from service.domain.events import EventKind
-from service.domain.failures import INFRASTRUCTURE_LIMIT
 from service.domain.process_metrics import Histogram, series_of
 from service.domain.records import Experiment
-from service.domain.states import ExperimentState
+from service.domain.states import INFRASTRUCTURE_LIMIT, ExperimentState
 from service.scheduling import driver_settings
 from service.scheduling.queue import Queue
 from service.scheduling.ray_jobs import JobState, RayJob, RayUnavailable, RayUnreachable

@@ -31,7 +31,7 @@ from trainers.loop.trainer import Trainer
 from trainers.models.student import Student
 from trainers.parallel.exchange import exchange_for
 from trainers.process import environment_restored, reset_process
-from trainers.profiling.profile import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
+from trainers.profiling import CompressionCost, ExchangeCost, LayerTime, Profile, StepTimes
 from trainers.reporting import NeverStop, NullSink, RunHistory
 from trainers.telemetry.instruments import Instruments
 

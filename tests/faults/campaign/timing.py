@@ -11,7 +11,7 @@ LEASE_S = 1.0
 """Length of a lease."""
 
 _SHORTER = {
-    "service.domain.failures": {"FIRST_DELAY_S": 0.02, "LONGEST_DELAY_S": 0.3, "INFRASTRUCTURE_LIMIT": 10**6},
+    "service.domain.states": {"FIRST_DELAY_S": 0.02, "LONGEST_DELAY_S": 0.3, "INFRASTRUCTURE_LIMIT": 10**6},
     "service.scheduling.scheduler": {"PASS_EVERY_S": 0.25, "LONGEST_PAUSE_S": 0.5, "LOOK_EVERY_S": 0.4},
     "service.scheduling.upkeep": {"EVERY_S": 0.3},
     "service.driving.driver": {"BEAT_S": 0.3, "JUDGE_S": 0.2, "GRACE_S": 5.0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain.failures import (
+from service.domain.states import (
     INFRASTRUCTURE_LIMIT,
     LONGEST_DELAY_S,
     FailureCounts,

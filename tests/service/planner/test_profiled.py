@@ -17,7 +17,7 @@ from trainers.config import Parallel
 from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset
 from trainers.parallel_kinds import COMPRESSIONS
-from trainers.profiling.profile import CompressionCost, LayerTime
+from trainers.profiling import CompressionCost, LayerTime
 
 
 def section(compression: str, **fields: int) -> Parallel:

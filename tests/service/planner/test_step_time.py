@@ -23,7 +23,7 @@ from service.planner.step_time import (
 )
 from trainers.models.architectures import shape_of
 from trainers.models.origin import Preset
-from trainers.profiling.profile import ExchangeCost
+from trainers.profiling import ExchangeCost
 
 FREE = Link(1e9)
 STEP = Step(

@@ -13,7 +13,7 @@ from service.planner.preview import notes_of, planned_runs
 from service.scheduling.cluster import ClusterNode, ClusterSnapshot, at_a_time, unsatisfiable
 from service.scheduling.run_plan import Shape, shapes_of
 from service.specs.experiment import ExperimentSpec, validate
-from trainers.device_kinds.tpu.entry import TPU
+from trainers.device_kinds.tpu import TPU
 
 ONE = {"strategy": "single"}
 EIGHT = {"strategy": "ddp", "workers": 8}

@@ -19,8 +19,8 @@ from trainers.data.batches import Batch
 from trainers.data.segments import StaticShape
 from trainers.device_kinds import CPU, DEVICE_KINDS
 from trainers.device_kinds.backend import Backend
+from trainers.device_kinds.tpu import TPU
 from trainers.device_kinds.tpu.backend import TpuBackend
-from trainers.device_kinds.tpu.entry import TPU
 from trainers.entrypoint import train
 from trainers.errors import BadSpecError
 from trainers.model_kinds.heads import IGNORED

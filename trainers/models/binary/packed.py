@@ -35,8 +35,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_utils import PreTrainedModel
 
-from cuda_ext import binary
-from cuda_ext.errors import BuildError, ConfigurationError
+from cuda_ext import BuildError, ConfigurationError, binary
 from trainers.checkpoints import manifest
 from trainers.data import storage
 from trainers.errors import BadSpecError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.workers.network import variables_for
+from service.workers.process_group import variables_for
 
 INTERFACES = {
     "lo": ["127.0.0.1", "::1"],
