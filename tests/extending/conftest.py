@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.api.conftest import app, client, driver, migrated, settings, store
+from tests.api.conftest import app, client, driver, lasting_process, migrated, settings, store
 from tests.trainers.conftest import config_in, configure, recorder, shared
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "config_in",
     "configure",
     "driver",
+    "lasting_process",
     "migrated",
     "recorder",
     "settings",

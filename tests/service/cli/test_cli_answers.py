@@ -280,7 +280,7 @@ def test_a_side_without_any_result_gets_no_further_seeds(house: House) -> None:
         ("compare 1 --a precision=bf16", 2, "error: give both a and b, or neither"),
         ("compare 2 --claims", 1, "a claim needs at least two"),
         ("compare 1 --claims --margin accuracy", 2, "error: --margin: 'accuracy' is not NAME=NUMBER"),
-        ("score 1 --strategy cheap", 2, "'cheap'"),
+        ("score 1 --strategy cheap", 2, '"cheap"'),
         ("score 1 --strategy balance --weight cost_usd=1", 2, "not both"),
         ("score 1 --weight cost_usd=0", 2, "all weights are 0"),
         ("score 1 --weight cost_usd=1 --as-published", 2, "--as-published applies to strategies"),
