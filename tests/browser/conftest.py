@@ -32,6 +32,17 @@ OF_COLOURS = ("color-contrast", "link-in-text-block")
 """Rules of axe whose findings depend on the colour scheme."""
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show failures as Python does: pytest parses sources, which Python 3.11 may not in a greenlet."""
+    option = item.config.option
+    before, option.tbstyle = option.tbstyle, "native"
+    try:
+        return (yield)
+    finally:
+        option.tbstyle = before
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """The installed browser, without a screen; its loop runs in this thread, so it ends with the module."""
