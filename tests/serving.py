@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.server import BoundedProtocol
+from api.stream import Streams
 
 _STARTED_WITHIN_S, _ENDED_WITHIN_S = 30.0, 2.0
 
@@ -29,8 +30,9 @@ class _Server(uvicorn.Server):
         self.ready.set()
         await self._ending.wait()
 
-    def end(self) -> None:
-        self._loop.call_soon_threadsafe(self._ending.set)
+    def end(self, streams: Streams) -> None:
+        for last in (streams.close, self._ending.set):
+            self._loop.call_soon_threadsafe(last)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -58,6 +60,5 @@ def serving(app: FastAPI, port: int = 0) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            app.state.streams.close()
-            server.end()
+            server.end(app.state.streams)
             thread.join(10)
