@@ -1,4 +1,4 @@
-"""Shares of devices: entitlements, who holds them, when others start, and what projects used in a month."""
+"""Shares of devices: entitlements, holders, when waiting runs start, and what projects used in a month."""
 
 from __future__ import annotations
 

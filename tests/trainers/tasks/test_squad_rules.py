@@ -127,4 +127,4 @@ def test_tuned_threshold_is_the_scripts_where_null_scores_differ(rows, random):
             best, threshold = current, nulls[i]
     for each in (best_threshold(scores, nulls, has_answer), threshold):
         reached = with_threshold(scores, nulls, has_answer, each).sum()
-        assert reached == pytest.approx(best, abs=1e-8)  # Less is no gain.
+        assert reached == pytest.approx(best, abs=1e-8)  # The search ignores smaller gains.
