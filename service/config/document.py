@@ -209,8 +209,8 @@ def error_words(entry: Mapping[str, Any]) -> str:
     shown = shortened(json.dumps(entry["input"], default=str))
     if kind == "string_pattern_mismatch" and (name := _NAME.fullmatch(entry["ctx"]["pattern"])):
         first, each = (" ".join(re.findall(r"\w-\w|\S", characters)) for characters in name.groups()[:2])
-        each = f"spaces and {each}" if " " in name[2] else each
-        return f"{shown}: use 1 to {int(name[3]) + 1} of {each}, and begin with one of {first}"
+        each += " and spaces" if " " in name[2] else ""
+        return f"{shown}: use 1 to {int(name[3]) + 1} characters of {each}, and begin with one of {first}"
     words = _SHAPES[kind].format(shown) if kind in _SHAPES else entry["msg"].partition(" after validation")[0]
     return f"{shown}: {words[0].lower()}{words[1:]}"
 

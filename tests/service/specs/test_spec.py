@@ -66,7 +66,7 @@ def test_dates_and_words_like_on_stay_strings() -> None:
             "pool: GPUs!",
             "invalid-value",
             "pool",
-            "use 1 to 63 of a-z 0-9 . _ -, and begin with one of a-z 0-9, such as gpus",
+            "use 1 to 63 characters of a-z 0-9 . _ -, and begin with one of a-z 0-9, such as gpus",
         ),
         ("optimzer: {}", "unknown-key", "optimzer", "did you mean 'optimizer'?"),
         ("batch: {global_sice: 8}", "unknown-key", "batch.global_sice", "did you mean 'global_size'?"),

@@ -113,7 +113,7 @@ def test_values_that_are_tried_for_one_arm_alone_may_be_linked_too() -> None:
     [
         (
             {"study": ""},
-            'study: "": use 1 to 36 of spaces and A-Z a-z 0-9 . _ -, and begin with',
+            'study: "": use 1 to 36 characters of A-Z a-z 0-9 . _ - and spaces, and begin with',
         ),
         ({"part": {}}, "part: unknown key; did you mean 'parts'?"),
         ({"parts": {}}, "parts: {}: dictionary should have at least 1 item"),
