@@ -28,12 +28,14 @@ naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 # Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends,
 # and says how far it is to descriptor 9 meanwhile (tests/progress.py).
 TOGETHER = exec 9>&1; $(MAKE) --no-print-directory --output-sync --jobs
+# These keep two cores busy: side by side, on a slow machine, each would end in the time limits of its tests.
+ONE_BY_ONE = exec 9>&1; $(MAKE) --no-print-directory
 KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 # pytest rewrites the asserts of 350 files in each process, which takes 8 s unless what it wrote is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve quick test test-all thorough coverage test-postgres image smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray test-waiting $(KERNELS)
+.PHONY: help install demo serve quick test test-all thorough coverage test-postgres image smoke kernels lint format docs bench mutation gpu-wheels clean test-fast test-fast-ray test-slow test-slow-ray $(KERNELS)
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,22 +75,20 @@ test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
 test-all: test ## Run what CI runs: `make test`, then the slow tests and most benchmarks (about 40 minutes)
-	@echo "slow tests; beside them those with Ray, then most benchmarks and the kernels: about 25 minutes on two cores"
-	@$(TOGETHER) test-slow test-waiting
+	@echo "slow tests, those with Ray, most benchmarks, kernels: about 30 minutes on two cores"
+	@$(ONE_BY_ONE) test-slow
+	@$(ONE_BY_ONE) test-slow-ray
+	@$(ONE_BY_ONE) smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
+	@$(ONE_BY_ONE) kernels-tests CASES='-m "not thorough"'
 	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,alone)
-
-# Each waits for processes that it starts, so that its two share the CPUs with the two of `test-slow`.
-test-waiting: test-slow-ray
-	@$(MAKE) --no-print-directory smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
-	@$(MAKE) --no-print-directory kernels-tests CASES='-m "not thorough"'
 
 test-slow:
 	@$(BIN)/python -m pytest --progress=$@ $(WAITING) $(BY_FILE) -m "slow and not ray and not smoke and not thorough" \
 	  $(call naming,slow)
 
 test-slow-ray:
-	@$(BIN)/python -m pytest --progress=$@ $(WAITING) --dist worksteal \
+	@$(BIN)/python -m pytest --progress=$@ --durations=20 \
 	  -m "slow and ray and not smoke and not alone and not thorough" $(call naming,ray)
 
 thorough: kernels ## Run variants that `make test-all` leaves out, and tests of properties with all examples
