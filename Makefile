@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	  sys.exit(None if ok else "Python %d.%d: Stillhouse runs on 3.11 to 3.13; set PYTHON=python3.12" % sys.version_info[:2])'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch is large: this takes minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4 minutes)
