@@ -74,12 +74,11 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run what CI runs: `make test`, then the slow tests and most benchmarks (about 40 minutes)
-	@echo "slow tests, those with Ray, most benchmarks, kernels: about 30 minutes on two cores"
+test-all: test ## Run `make test`, then the slow tests and most benchmarks (about 40 minutes)
+	@echo "slow tests, those with Ray, most benchmarks: about 30 minutes on two cores"
 	@$(ONE_BY_ONE) test-slow
 	@$(ONE_BY_ONE) test-slow-ray
 	@$(ONE_BY_ONE) smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
-	@$(ONE_BY_ONE) kernels-tests CASES='-m "not thorough"'
 	@echo "tests that measure their machine: about 1 minute"
 	@$(BIN)/python -m pytest -m alone $(call naming,alone)
 
