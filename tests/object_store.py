@@ -120,7 +120,12 @@ def _proxy(target: str) -> Iterator[ObjectStore]:
         protocol_version = "HTTP/1.1"
 
         def _forward(self) -> None:
-            body = self._body()
+            body = None
+            with suppress(ConnectionError):
+                body = self._body()
+            if body is None:  # A client was killed: a store keeps nothing of half a body.
+                self._cut()
+                return
             store.requests += 1
             planned = store.failing and self.command in store.methods
             mishap = Mishap(store.failing.pop(0), store.slow_s) if planned else store.mishap()
@@ -153,18 +158,23 @@ def _proxy(target: str) -> Iterator[ObjectStore]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward
 
-        def _body(self) -> bytes:
+        def _body(self) -> bytes | None:
+            """Returns all of it, or None if its sender went in the middle."""
             if self.headers.get("Expect", "").lower() == "100-continue":
                 self.send_response_only(100)
                 self.end_headers()
             if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                length = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(length)
+                return body if len(body) == length else None
             parts = []
-            while size := int(self.rfile.readline().split(b";")[0], 16):
+            while line := self.rfile.readline():
+                size = int(line.split(b";")[0], 16)
                 parts.append(self.rfile.read(size))
                 self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(parts)
+                if size == 0:
+                    return b"".join(parts)
+            return None
 
         def _answer(
             self, status: int, headers: Mapping[str, str], body: bytes, length: str | None = None
