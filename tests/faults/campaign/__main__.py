@@ -82,7 +82,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--freezes", type=int, default=0, help="on each database")
     parser.add_argument("--histories", type=int, default=0, help="on each database")
     parser.add_argument("--full-disks", type=int, default=0, help="on each database")
-    parser.add_argument("--databases", default="sqlite,postgresql", help="sqlite, postgresql or both")
+    parser.add_argument("--databases", default="sqlite,postgresql", help="one, or both with a comma")
     parser.add_argument("--seed", type=int, help="of the plan; unset = a fresh one")
     parser.add_argument("--lanes", type=int, default=1, help="installations at a time for each database")
     parser.add_argument("--minutes", type=float, help="begin no round after this time")
@@ -94,7 +94,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.databases = options.databases.split(",")
     if unknown := set(options.databases) - {"sqlite", "postgresql"}:
-        parser.error(f"--databases {unknown.pop()}: use sqlite, postgresql or both, separated by a comma")
+        parser.error(f"--databases {unknown.pop()}: use sqlite, postgresql or sqlite,postgresql")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(10**6)
     return options
