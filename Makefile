@@ -28,7 +28,7 @@ naming = $$(grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 # Several targets at once: what waits, for Ray most of all, leaves its CPU to the others. Each prints when it ends,
 # and says how far it is to descriptor 9 meanwhile (tests/progress.py).
 TOGETHER = exec 9>&1; $(MAKE) --no-print-directory --output-sync --jobs
-# These keep two cores busy: side by side, on a slow machine, each would end in the time limits of its tests.
+# Targets that keep two cores busy: side by side, on a slow machine, their tests run into time limits.
 ONE_BY_ONE = exec 9>&1; $(MAKE) --no-print-directory
 KERNELS := kernels-tests kernels-v100 kernels-3.6.0 kernels-newest
 # pytest rewrites the asserts of 350 files in each process, which takes 8 s unless what it wrote is kept.
@@ -47,7 +47,7 @@ $(READY): pyproject.toml constraints.txt
 	  sys.exit(None if ok else "Python %d.%d: Stillhouse runs on 3.11 to 3.13; set PYTHON=python3.12" % sys.version_info[:2])'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch is large: this takes minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --use-pep517 -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(READY) ## Run a small sweep end to end and print the comparison (under 4 minutes)
@@ -74,8 +74,8 @@ test-fast:
 test-fast-ray:
 	@$(BIN)/python -m pytest --progress=$@ -m $(FAST_RAY) $(call naming,ray)
 
-test-all: test ## Run `make test`, then the slow tests and most benchmarks (about 40 minutes)
-	@echo "slow tests, those with Ray, most benchmarks: about 30 minutes on two cores"
+test-all: test ## Run `make test`, then the slow tests and most benchmarks (40 minutes to an hour)
+	@echo "slow tests, those with Ray, most benchmarks: 30 to 45 minutes on two cores"
 	@$(ONE_BY_ONE) test-slow
 	@$(ONE_BY_ONE) test-slow-ray
 	@$(ONE_BY_ONE) smoke BENCHMARKS=2 SMOKE='"smoke and not thorough"'
@@ -91,7 +91,8 @@ test-slow-ray:
 	  -m "slow and ray and not smoke and not alone and not thorough" $(call naming,ray)
 
 thorough: kernels ## Run variants that `make test-all` leaves out, and tests of properties with all examples
-	@$(BIN)/python -m pytest $(WAITING) --dist worksteal --hypothesis-profile=many -m "thorough or (hypothesis and not ray and not smoke)"
+	@$(BIN)/python -m pytest $(WAITING) --dist worksteal --hypothesis-profile=many -m "(thorough or hypothesis) and not ray and not smoke"
+	@$(BIN)/python -m pytest --durations=20 -m "thorough and (ray or smoke)"
 
 coverage: $(READY) ## Show which lines of api and service `make quick` runs, by file; fails below the floor
 	@$(BIN)/python -m coverage run -m pytest -q --quick --hypothesis-profile=quick

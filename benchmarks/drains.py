@@ -105,7 +105,7 @@ class Head:
             "RAY_AUTH_TOKEN": self.token,
             "RAY_ADDRESS": self.address,
             "RAY_raylet_start_wait_time_s": f"{_START_S:.0f}",
-            "RAY_worker_niceness": "0",  # Of 15 by default, runs and drivers would wait for all else here.
+            "RAY_worker_niceness": "0",  # Of 15 by default, runs would wait for all else here.
             "STILLHOUSE_RAY_DASHBOARD_URL": self.dashboard_url,
         }
         self._command = [

@@ -120,12 +120,7 @@ def _proxy(target: str) -> Iterator[ObjectStore]:
         protocol_version = "HTTP/1.1"
 
         def _forward(self) -> None:
-            body = None
-            with suppress(ConnectionError):
-                body = self._body()
-            if body is None:  # A client was killed: a store keeps nothing of half a body.
-                self._cut()
-                return
+            body = self._body()
             store.requests += 1
             planned = store.failing and self.command in store.methods
             mishap = Mishap(store.failing.pop(0), store.slow_s) if planned else store.mishap()
@@ -158,15 +153,17 @@ def _proxy(target: str) -> Iterator[ObjectStore]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward
 
-        def _body(self) -> bytes | None:
-            """Returns all of it, or None if its sender went in the middle."""
+        def _body(self) -> bytes:
+            """Returns all of it; of half a body, whose sender was killed, a store keeps nothing."""
             if self.headers.get("Expect", "").lower() == "100-continue":
                 self.send_response_only(100)
                 self.end_headers()
             if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
                 length = int(self.headers.get("Content-Length", 0))
                 body = self.rfile.read(length)
-                return body if len(body) == length else None
+                if len(body) < length:
+                    raise ConnectionResetError
+                return body
             parts = []
             while line := self.rfile.readline():
                 size = int(line.split(b";")[0], 16)
@@ -174,7 +171,7 @@ def _proxy(target: str) -> Iterator[ObjectStore]:
                 self.rfile.readline()
                 if size == 0:
                     return b"".join(parts)
-            return None
+            raise ConnectionResetError
 
         def _answer(
             self, status: int, headers: Mapping[str, str], body: bytes, length: str | None = None

@@ -1,6 +1,6 @@
 """Which cases are left to `make thorough`: variants of what a test shows with the cases that are kept here.
 
-CI runs `make test-all`, which has minutes; once a day it runs what this list leaves out as well, with all
+CI runs `make test-all`, which has an hour; once a day it runs what this list leaves out as well, with all
 examples of Hypothesis. A test that is not listed runs with each of its cases.
 """
 

@@ -127,7 +127,7 @@ class LocalRay:
             for name, value in os.environ.items()
             if name == VARIABLE or (name != "RAY_ADDRESS" and not name.startswith("STILLHOUSE_"))
         }
-        # By Ray's default of 15, runs, which are timed, and drivers would wait for all else here.
+        # By Ray's default of 15, runs, which are timed, would wait for whatever else runs here.
         inherited.setdefault("RAY_worker_niceness", "0")
         with log_path.open("wb") as log:
             head = subprocess.Popen(

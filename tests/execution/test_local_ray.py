@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from service.config.settings import Settings
 from service.local.local_ray import LocalRay
-from service.scheduling.ray_jobs import DashboardRayJobs, RayUnreachable
+from service.scheduling.ray_jobs import DashboardRayJobs, RayUnreachable, wait_until_ended
 
 pytestmark = pytest.mark.ray
 
@@ -55,6 +56,20 @@ def test_the_dashboard_asks_for_the_token(local_ray: LocalRay) -> None:
     url = local_ray.dashboard_url + "/api/jobs/"
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers={"Authorization": f"Bearer {local_ray.token}"}).status_code == 200
+
+
+_PRIORITY = """
+import os, ray
+ray.init()
+print("a run has nice", ray.get(ray.remote(lambda: os.nice(0)).remote()))
+"""
+
+
+def test_runs_have_the_priority_of_other_programs(local_ray: LocalRay) -> None:
+    jobs = DashboardRayJobs(local_ray.dashboard_url)
+    jobs.submit("priority", shlex.join([sys.executable, "-c", _PRIORITY]), metadata={})
+    wait_until_ended(jobs, "priority", 240.0)
+    assert f"a run has nice {os.nice(0)}" in jobs.logs("priority")
 
 
 def test_an_existing_cluster_is_used_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ import io
 import json
 import logging
 import re
+import socket
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -45,6 +47,26 @@ from trainers.models.origin import WEIGHTS, Preset
 def served() -> Iterator[ObjectStore]:
     with object_store() as store, in_environment(store):
         yield store
+
+
+HALVES = {
+    "of a stated length": b"Content-Length: 10\r\n\r\nhalf",
+    "in a chunk": b"Transfer-Encoding: chunked\r\n\r\na\r\nhalf",
+    "between chunks": b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+}
+
+
+@pytest.mark.parametrize("rest", HALVES.values(), ids=HALVES)
+def test_half_a_body_is_no_object(
+    served: ObjectStore, rest: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    served.make_bucket("halves")
+    with socket.create_connection(("127.0.0.1", served.port)) as sender:
+        sender.sendall(b"PUT /halves/half HTTP/1.1\r\nHost: store\r\n" + rest)
+        sender.shutdown(socket.SHUT_WR)
+        assert sender.recv(100) == b""
+    assert httpx.get(f"{served.target}/halves/half").status_code == 404
+    assert capfd.readouterr().err == ""
 
 
 @pytest.fixture
