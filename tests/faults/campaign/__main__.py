@@ -82,9 +82,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--freezes", type=int, default=0, help="on each database")
     parser.add_argument("--histories", type=int, default=0, help="on each database")
     parser.add_argument("--full-disks", type=int, default=0, help="on each database")
-    parser.add_argument(
-        "--databases", default="sqlite,postgresql", help="default: both"
-    )
+    parser.add_argument("--databases", default="sqlite,postgresql", help="default: both")
     parser.add_argument("--seed", type=int, help="of the plan; unset = a fresh one")
     parser.add_argument("--lanes", type=int, default=1, help="installations at a time for each database")
     parser.add_argument("--minutes", type=float, help="begin no round after this time")
