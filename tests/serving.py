@@ -37,15 +37,22 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        await asyncio.sleep(0)  # The connection that was accepted last is made.
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDED_WITHIN_S):
-                while self.server_state.connections or self.server_state.tasks:
+                while self._hang_up() or self.server_state.tasks:
                     await asyncio.sleep(0.002)
         for task in self.server_state.tasks:
             task.cancel()
+        while self._hang_up(at_once=True):
+            await asyncio.sleep(0.002)
         await self.lifespan.shutdown()
+
+    def _hang_up(self, *, at_once: bool = False) -> bool:
+        """Ends connections, unanswered ones only `at_once`; False: none is left to the loop, which ends."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort() if at_once else connection.shutdown()
+        return bool(self.server_state.connections)
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import httpx
@@ -53,6 +54,14 @@ def impatient(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(BoundedProtocol, name, 0.1)
     with serving(app) as url:
         yield url
+
+
+def test_the_tests_server_leaves_its_loop_no_connection_that_came_last(app: FastAPI) -> None:
+    for _ in range(20):
+        with ExitStack() as clients, serving(app) as url:
+            for _ in range(20):
+                clients.enter_context(connected(url))
+    gc.collect()  # What was left would be an unclosed resource, which is an error.
 
 
 def test_headers_without_end_are_refused(url: str) -> None:
