@@ -309,6 +309,7 @@ def get_kernel_trace(
         "By step and layer, the largest magnitude m of weights and gradients and counts in 64 equal bins of "
         "[-m, m]; null where one is not finite. Empty without `telemetry.histogram_steps`."
     ),
+    problems=["no-trace"],
 )
 def get_histograms(files: Files) -> Response:
     """How they were distributed in the steps that the spec asked for, as rank 0 had them."""
@@ -449,7 +450,9 @@ def get_patch(run_id: RunId, files: Files) -> Response:
     return Response(patch, media_type="text/x-diff", headers=attached(f"run-{run_id}.patch"))
 
 
-@router.operation("GET /{run_id}/checkpoints", SEE_RUN, "List the checkpoints of a run")
+@router.operation(
+    "GET /{run_id}/checkpoints", SEE_RUN, "List the checkpoints of a run", problems=["no-model"]
+)
 def list_checkpoints(files: Files) -> Items[run_files.SavedCheckpoint]:
     """Checkpoints on disk, newest first; older ones are removed once newer ones are complete."""
     return Items(run_files.saved_checkpoints(*files))

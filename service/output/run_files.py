@@ -12,7 +12,7 @@ from service.config.settings import Settings
 from service.domain.records import Run
 from service.domain.serialization import Serializable
 from service.domain.states import TERMINAL_RUN_STATES
-from service.specs.models import checkpoints_of
+from service.specs.models import checkpoints_of, out_of_reach
 from service.store import Store
 from trainers.checkpoints import manifest, predictions
 from trainers.checkpoints.manifest import PATCH, TRACE, kernel_traces, newest_file
@@ -60,10 +60,17 @@ def read_patch(store: Store, settings: Settings, run_id: int) -> bytes:
 
 
 def read_histograms(store: Store, settings: Settings, run_id: int) -> bytes:
-    """Returns a JSON list of a run's histograms by step, as `trainers.telemetry.histograms` writes them."""
+    """Returns a JSON list of a run's histograms by step, as `trainers.telemetry.histograms` writes them.
+
+    Raises `NoTrace` where its folder cannot be read now.
+    """
     run = store.runs.source_of(store.runs.get(run_id))
     folder, lines = checkpoints_of(settings, run), list[bytes]()
-    for attempt in sorted(manifest.attempts_in(folder)):
+    try:
+        attempts = sorted(manifest.attempts_in(folder))
+    except OSError as error:
+        raise NoTrace(f"run {run_id}: {folder} cannot be read ({error.strerror or error})") from None
+    for attempt in attempts:
         with contextlib.suppress(OSError):
             lines += (
                 (manifest.attempt_folder(folder, attempt) / manifest.HISTOGRAMS).read_bytes().splitlines()
@@ -212,15 +219,15 @@ class SavedCheckpoint(Serializable):
 
 
 def saved_checkpoints(store: Store, settings: Settings, run_id: int) -> list[SavedCheckpoint]:
-    """Returns the newest first; none where the run's folder is not on this machine."""
+    """Returns the newest first, none where the run's folder is not on this machine; or raises `NoModel`."""
     folder = checkpoints_of(settings, store.runs.source_of(store.runs.get(run_id)))
     checkpoints = []
     try:
         best = manifest.read_best(folder)
         listed = [(one, one.path(folder)) for one in manifest.checkpoints_in(folder)]
         problems = [manifest.verify(path, every_byte=False) for _, path in listed]
-    except OSError:
-        return []
+    except OSError as error:
+        raise out_of_reach(run_id, folder, error) from None
     for (checkpoint, path), problem in zip(listed, problems, strict=True):
         try:
             size = sum(int(sealed["size"]) for sealed in manifest.sealed_files(path).values())

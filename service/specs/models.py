@@ -210,10 +210,14 @@ def checkpoint_of(settings: Settings, run: Run, which: Which) -> Place:
             raise NoModel(_why_none(run, which, folder))
         problem = manifest.verify(path, every_byte=False)
     except OSError as error:
-        raise ModelOutOfReach(f"run {run.id}: {folder} cannot be read ({error.strerror or error})") from None
+        raise out_of_reach(run.id, folder, error) from None
     if problem is not None:
         raise NoModel(f"run {run.id}: its {which} checkpoint {path} is incomplete ({problem})")
     return path
+
+
+def out_of_reach(run_id: int, folder: Place, error: OSError) -> ModelOutOfReach:
+    return ModelOutOfReach(f"run {run_id}: {folder} cannot be read ({error.strerror or error})")
 
 
 def _newest(folder: Place) -> Place | None:

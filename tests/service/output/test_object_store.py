@@ -27,12 +27,20 @@ from service.driving.sweep_context import SweepContext
 from service.local.doctor import FindingHealth, examine
 from service.output.model_folder import open_model
 from service.output.run_data import _tokenizer, predicted_units, run_data
-from service.output.run_files import json_lines, known_scores, predictions_file, read_patch, saved_checkpoints
+from service.output.run_files import (
+    NoTrace,
+    json_lines,
+    known_scores,
+    predictions_file,
+    read_histograms,
+    read_patch,
+    saved_checkpoints,
+)
 from service.scheduling import driver_settings
 from service.scheduling.admission import checked_plans
 from service.specs.data import train_examples
 from service.specs.experiment import read_stored, validate
-from service.specs.models import checkpoint_of, stored_experiment
+from service.specs.models import NoModel, checkpoint_of, stored_experiment
 from service.store import Store
 from tests.api.trained_model import trained
 from tests.object_store import KEY, SECRET, ObjectStore, give_up_soon, in_environment, object_store
@@ -228,7 +236,10 @@ def test_a_store_that_does_not_answer_is_no_missing_model(
             "runs that start from it wait"
         )
         assert re.search(rf"trying again: run {run.id}: s3://.* cannot be read", caplog.text)
-        assert saved_checkpoints(store, settings, run.id) == []
+        with pytest.raises(NoModel, match=rf"run {run.id}: s3://.* cannot be read"):
+            saved_checkpoints(store, settings, run.id)
+        with pytest.raises(NoTrace, match=rf"run {run.id}: s3://.* cannot be read"):
+            read_histograms(store, settings, run.id)
     finally:
         served.failing.clear()
 

@@ -5,6 +5,21 @@ import { h, replace } from "../../core/dom.js";
 import { bytes, count, when } from "../../core/format.js";
 import { code, download, section, shortTable } from "../parts.js";
 
+const table = saved =>
+  shortTable(
+    "Checkpoints",
+    [
+      ["Step", one => [count(one.step), one.best ? h("span", { class: "chip" }, "best") : null], "num"],
+      ["Attempt", one => one.attempt, "num"],
+      ["Saved", one => when(one.saved_s)],
+      ["Size", one => bytes(one.size_bytes), "num"],
+      ["Whole", one => (one.problem ? h("span", { class: "bad" }, one.problem) : "yes"), "wide"],
+      ["Folder", one => h("code", {}, one.path), "wide"],
+    ],
+    saved,
+    "It has saved no checkpoint that is on this machine.",
+  );
+
 export async function show(panel, context, { signal }) {
   const base = `/api/v1/runs/${context.id}`,
     card = h("div"),
@@ -16,28 +31,13 @@ export async function show(panel, context, { signal }) {
   const cardOf = checkpoint =>
     getText(`/runs/${context.id}/model-card`, { checkpoint }, { signal, accept: "text/markdown" });
   const read = async () => {
-    const [{ items }, text] = await Promise.all([
-      get(`/runs/${context.id}/checkpoints`, {}, { signal }),
+    const [saved, text] = await Promise.all([
+      get(`/runs/${context.id}/checkpoints`, {}, { signal }).catch(refused),
       cardOf("best")
         .catch(() => cardOf("last"))
         .catch(refused),
     ]);
-    replace(
-      checkpoints,
-      shortTable(
-        "Checkpoints",
-        [
-          ["Step", one => [count(one.step), one.best ? h("span", { class: "chip" }, "best") : null], "num"],
-          ["Attempt", one => one.attempt, "num"],
-          ["Saved", one => when(one.saved_s)],
-          ["Size", one => bytes(one.size_bytes), "num"],
-          ["Whole", one => (one.problem ? h("span", { class: "bad" }, one.problem) : "yes"), "wide"],
-          ["Folder", one => h("code", {}, one.path), "wide"],
-        ],
-        items,
-        "It has saved no checkpoint that is on this machine.",
-      ),
-    );
+    replace(checkpoints, saved.items ? table(saved.items) : saved);
     replace(card, typeof text === "string" ? code(text, "Model card") : text);
     return typeof text === "string";
   };
