@@ -43,6 +43,7 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 REMIND_S = 1.0  # How often grants are repeated, and how often it is stored what runs wait for
+SLOW_START_S = 20.0  # From placed to ready, after which it is explained
 STORED_S = 60.0  # Longest wait, at an attempt's end and before another, for points on the recorder's disk
 _SLOT = 0.0001  # Share of a node's own resource that the trial of a worker group takes: Ray's smallest amount
 
@@ -202,6 +203,8 @@ class Trials(tune.Callback, Stopper):  # type: ignore[misc, unused-ignore]
         if time.monotonic() - self._reminded_s >= REMIND_S:
             self._remind()
             self.sweep.tell_waiting(self._watch.starting())
+            if self._watch.starting(time.time() - SLOW_START_S):
+                self.sweep.tell_slow_start()
 
     def _remind(self) -> None:
         """Repeats all grants: a restarted relay has none."""

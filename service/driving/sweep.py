@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from service.domain.events import EventKind
 from service.domain.records import Run
 from service.domain.shares import DeviceAllowance
 from service.domain.states import RUN_STATES_WITH_RESULT, TERMINAL_RUN_STATES, ExperimentState, RunState
@@ -77,7 +78,7 @@ class Sweep:
         self._pricing: dict[Shape, DevicePricing] = {}
         self._turns = 0
         self._kinds: set[tuple[str, Shape]] = set()
-        self._yields = False
+        self._yields = self._explained = False
         self._unusable: str | None = None
         self._spared: frozenset[int] = frozenset()
         self.stopping: StopReason | None = None
@@ -232,6 +233,16 @@ class Sweep:
             self._reasons = reasons
         except StoreOutage as error:
             logger.warning("the database is unavailable; cannot store what runs are waiting for: %s", error)
+
+    def tell_slow_start(self) -> None:
+        """Explains, once, why runs that have their devices are still queued."""
+        if not self._explained:
+            self._explained = True
+            self._context.note(
+                "runs have their devices, and their processes are still starting: the first on a node "
+                "compiles the kernels, which takes a minute, or several on a busy node",
+                EventKind.experiment_note,
+            )
 
     def ended(self, turn: Turn, ending: Ending) -> None:
         """Writes the ending of a turn.

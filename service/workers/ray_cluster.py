@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -89,13 +90,13 @@ class PlacementWatch:
             with self._lock:
                 self._ready_s.setdefault(ready.placement, ready.at_s)
 
-    def starting(self) -> list[Shape]:
-        """Returns the shapes of workers that are placed but have not reported ready."""
+    def starting(self, since_s: float = math.inf) -> list[Shape]:
+        """Returns the shapes of workers that were placed by then (Unix time) but have not reported ready."""
         with self._lock:
             return [
                 self._shapes[id]
                 for id, placement in self._held.items()
-                if placement.released_s is None and id not in self._ready_s
+                if placement.released_s is None and id not in self._ready_s and placement.placed_s <= since_s
             ]
 
     def look(self) -> None:

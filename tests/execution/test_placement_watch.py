@@ -53,7 +53,8 @@ def test_devices_are_held_from_their_creation_to_their_release(cluster: Cluster,
     cluster.watch.look()
     held = cluster.stored["g"]
     assert (held.placed_s, held.ready_s, held.released_s) == (999_990.0, None, None)
-    assert cluster.watch.starting() == [SHAPE]
+    assert cluster.watch.starting() == cluster.watch.starting(999_990.0) == [SHAPE]
+    assert cluster.watch.starting(999_989.0) == []
     assert (held.workers, held.devices, held.price_usd_per_hour, held.power_w) == (2, 2, 0.1, 15.0)
     cluster.watch.ready(Ready("g", 999_999.0))
     cluster.watch.ready(Ready("g", 1_000_500.0))  # A later run in the same processes.

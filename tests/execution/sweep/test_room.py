@@ -221,6 +221,14 @@ def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, 
     assert sweep.live == ()
 
 
+def test_a_slow_start_is_explained_once(begin: Begin, notes: list[str]) -> None:
+    sweep, _ = begin(1)
+    sweep.tell_slow_start()
+    sweep.tell_slow_start()
+    (said,) = notes
+    assert said.startswith("runs have their devices, and their processes are still starting")
+
+
 def test_a_run_without_room_says_what_for_and_behind_whom(
     begin: Begin, store: Store, clock: Clock, submit: Submit, queue: Queue
 ) -> None:
