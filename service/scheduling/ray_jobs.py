@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 _LOG_BYTES = 20_000
 _FEW = 32  # So many jobs are asked about one by one
+_MEANT = ("Terminated due to", "Expected termination")  # Of a node that was drained, idle or told to end
 _GCS_PORT = 6379  # Ray's default
 _GCS_TIMEOUT_S = 2.0
 _GCS_AGAIN_S = 60.0  # How long the GCS is left alone after it did not answer
@@ -158,7 +159,8 @@ class DashboardRayJobs:
                         for name in (node["resources_total"] if node["node_id"] in free else ())
                     },
                     labels=node.get("labels") or {},
-                    draining=node["node_id"] in drains,
+                    draining=node["node_id"] in drains
+                    or (node.get("state_message") or "").startswith(_MEANT),
                     drain_deadline_s=drains.get(node["node_id"]),
                     message=node.get("state_message"),
                 )

@@ -290,6 +290,20 @@ def test_a_job_of_a_lost_node_has_failed_whatever_a_new_head_still_says_of_it(da
     assert (found := jobs.status("x")) is not None and found.state is JobState.running
 
 
+def test_a_node_that_was_meant_to_end_is_not_lost(dashboard: Dashboard) -> None:
+    node = {"node_ip": "127.0.0.1", "node_name": "", "is_head_node": False, "resources_total": {}}
+    messages = {
+        "Terminated due to preemption: maintenance": "drained",
+        "Terminated due to idle (no Ray activity)": "drained",
+        "Expected termination: received SIGTERM": "drained",
+        "Unexpected termination: health check failed due to missing too many heartbeats": "lost",
+    }
+    nodes = [{**node, "node_id": text, "state": "DEAD", "state_message": text} for text in messages]
+    dashboard.texts = {"/api/v0/nodes": json.dumps({"data": {"result": {"result": nodes}}})}
+    found = DashboardRayJobs(dashboard.url).cluster(0.0).nodes
+    assert {node.id: node.state for node in found} == messages
+
+
 def test_a_list_that_ray_cannot_give_tells_nothing_about_jobs(dashboard: Dashboard) -> None:
     dashboard.status, dashboard.text = 500, "starting"
     with pytest.raises(RayUnavailable):
