@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.faults.campaign import storage_lives
-from tests.faults.campaign.storage_kills import BUCKET, FAULTS, Outcome, Reader, Run, look
+from tests.faults.campaign.storage_kills import BUCKET, FAULTS, Lane, Outcome, Reader, Run, look
 from tests.object_store import ObjectStore, in_environment, object_store
 from trainers.checkpoints.store import CheckpointStore, Snapshot
 from trainers.data import storage
@@ -52,6 +52,16 @@ def counts(served: ObjectStore, run: Run) -> dict[str, int]:
     outcome = Outcome()
     look(Reader(served.target), run, outcome)
     return {fault: sum(found == fault for found, _ in outcome.found) for fault in FAULTS}
+
+
+@pytest.mark.parametrize(("step", "wrong"), [(1, 1), (2, 0), (3, 0), (4, 1)])
+def test_a_run_resumes_where_the_store_was_or_with_what_was_on_its_way(
+    served: ObjectStore, tmp_path: Path, step: int, wrong: int
+) -> None:
+    outcome = Outcome()
+    lane = Lane(0, 0, tmp_path, (served.target, {}))
+    lane._hear({"resumed": step}, Run("runs/x", "writer", {}), outcome, 2)
+    assert [fault for fault, _ in outcome.found] == ["wrong_resume"] * wrong
 
 
 def place(run: Run, name: str) -> storage.ObjectPath:
