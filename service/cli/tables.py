@@ -51,6 +51,7 @@ _STYLES = {
     "cancelled": "yellow",
     "stopped": "yellow",
     "paused": "yellow",
+    "preempted": "yellow",
     "queued": "dim",
 }
 
@@ -255,7 +256,9 @@ def strategy_text(strategy: str, attempts: Sequence[Attempt]) -> str:
 
 
 def _attempt_line(attempt: Attempt) -> Text:
-    line = Text.assemble((f"attempt {attempt.number}", "bold"), "  ", state_text(attempt.state))
+    how = str(attempt.failure_class or attempt.state)
+    style = _STYLES.get(how, _STYLES.get(str(attempt.state), ""))
+    line = Text.assemble((f"attempt {attempt.number}", "bold"), "  ", (how, style))
     line.append(f"  {clock(attempt.started_s)}")
     if attempt.ended_s is not None:
         line.append(f", {duration(attempt.ended_s - attempt.started_s)}")
@@ -267,7 +270,7 @@ def _attempt_line(attempt: Attempt) -> Text:
     if attempt.node:
         line.append(f", on {attempt.node}")
     if attempt.failure_message:
-        line.append(f"\n           {attempt.failure_class}: {attempt.failure_message}", style="red")
+        line.append(f"\n           {attempt.failure_message}", style=style)
     if attempt.summary is not None:
         figures = [
             f"{title(name)} {figure(name, value)}"
