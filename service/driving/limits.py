@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from service.domain.events import EventKind
@@ -22,6 +22,7 @@ from service.scheduling.cluster import (
     NodesToCome,
     unsatisfiable,
 )
+from service.scheduling.node_groups import still_to_come
 from service.scheduling.queue import Queue
 from service.scheduling.run_plan import Shape, shapes_of
 from service.specs.experiment import ExperimentSpec
@@ -192,7 +193,7 @@ class ClusterRoom:
         self._snapshot: ClusterSnapshot | None = None
         self._looked_s = float("-inf")
         self._queue = Queue(context.store, context.spec.pool)
-        self._to_come: tuple[NodesToCome, ...] = ()
+        self._seen: ClusterSnapshot | None = None  # By the pool's scheduler
         self._read_s = float("-inf")
         self._specs: dict[object, ExperimentSpec] = {}
         self._shapes: dict[object, tuple[Shape, ...]] = {}
@@ -253,19 +254,20 @@ class ClusterRoom:
             node.idle and node.has(dict(first.labels)) for node in self._now().nodes
         )
 
-    def _nodes_to_come(self, now: float) -> tuple[NodesToCome, ...]:
-        """Returns what the pool's scheduler last saw; during an outage of the database, what is known."""
+    def _nodes_to_come(self, nodes: Collection[ClusterNode], now: float) -> tuple[NodesToCome, ...]:
+        """By what the pool's scheduler last saw; during an outage of the database, by what is known."""
         if now - self._read_s >= TO_COME_EVERY_S:
             with contextlib.suppress(StoreOutage):
-                stored = self._queue.cluster()
-                self._to_come = () if stored is None else stored.to_come
+                self._seen = self._queue.cluster()
             self._read_s = now
-        return self._to_come
+        return still_to_come(self._seen, nodes)
 
     def _now(self) -> ClusterSnapshot:
         now = self._context.store.monotonic()
         if self._snapshot is None or now - self._looked_s >= CAPACITY_EVERY_S:
-            self._snapshot, self._looked_s = replace(self._look(), to_come=self._nodes_to_come(now)), now
+            seen = self._look()
+            self._snapshot = replace(seen, to_come=self._nodes_to_come(seen.nodes, now))
+            self._looked_s = now
             self._shapes.clear()  # Which node is whole and idle changes from moment to moment.
             self._missing.clear()
         return self._snapshot

@@ -56,11 +56,23 @@ class NodeStarts:
             took = [now - min(since) for node in new if since and _is_of(node, group)]
             self._groups[number] = replace(group, started_s=(*group.started_s, *took)[-REMEMBERED:])
         self._there = frozenset(node.id for node in nodes)
-        there = [sum(_is_of(node, group) for node in nodes) for group in self._groups]
-        left = zip(self._groups, there, strict=True)
-        return replace(
-            snapshot, to_come=tuple(replace(each, count=max(0, each.count - n)) for each, n in left)
-        )
+        return replace(snapshot, to_come=_besides(self._groups, (), nodes))
+
+
+def still_to_come(seen: ClusterSnapshot | None, nodes: Collection[ClusterNode]) -> tuple[NodesToCome, ...]:
+    """Returns what could come at an earlier look, counted by the nodes of now: some have come, some gone."""
+    return () if seen is None else _besides(seen.to_come, seen.nodes, nodes)
+
+
+def _besides(
+    groups: Collection[NodesToCome], then: Collection[ClusterNode], now: Collection[ClusterNode]
+) -> tuple[NodesToCome, ...]:
+    def there(group: NodesToCome, nodes: Collection[ClusterNode]) -> int:
+        return sum(_is_of(node, group) for node in nodes)
+
+    return tuple(
+        replace(each, count=max(0, each.count + there(each, then) - there(each, now))) for each in groups
+    )
 
 
 def _group(name: str, group: NodeGroup, hardware: Hardware, started_s: tuple[float, ...]) -> NodesToCome:

@@ -14,7 +14,7 @@ from service.driving.limits import TO_COME_EVERY_S
 from service.driving.sweep import ROOM_S, Sweep
 from service.driving.sweep_context import SweepContext
 from service.recording.mailbox import Ending
-from service.scheduling.cluster import ClusterSnapshot, NodesToCome
+from service.scheduling.cluster import ClusterNode, ClusterSnapshot, NodesToCome
 from service.scheduling.queue import Queue
 from service.specs.experiment import ExperimentSpec
 from service.store import Store
@@ -209,6 +209,21 @@ def test_a_run_whose_node_can_come_has_its_turn_and_says_that_it_starts(
     clock.forward(TO_COME_EVERY_S)
     complete(sweep, store, opened(sweep, turns[0]))
     assert not turn_of(sweep).starts_node
+
+
+def test_a_node_that_has_just_gone_can_come_again_before_the_scheduler_looks(
+    begin: Begin, store: Store, clock: Clock, queue: Queue, resources: list[dict[str, float]]
+) -> None:
+    a100 = {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0}
+    group = NodesToCome("a100", "A100-PCIE-80GB", 1, 0, 360.0, (), a100, {})
+    there = ClusterNode("id-a", "node-a", True, a100, a100)
+    queue.put_cluster(ClusterSnapshot(clock(), True, None, (there,), (group,)))
+    sweep, _ = begin(2, hardware="A100")
+    assert turn_of(sweep).starts_node
+    assert sweep.next_turn() is Wait.later, "no more than one can come"
+    resources.append(a100)
+    clock.forward(TO_COME_EVERY_S)
+    assert sweep.next_turn() is Wait.later, "it is there, and counts once"
 
 
 def test_a_run_without_room_has_no_attempt_and_is_charged_nothing(begin: Begin, store: Store) -> None:
