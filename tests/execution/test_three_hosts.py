@@ -6,7 +6,6 @@ machine. The first has Ray's head, without CPUs, and the scheduler; the others h
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import select
@@ -33,6 +32,7 @@ from service.specs.experiment import validate
 from service.store import NewExperiment, Store
 from tests.execution.cluster import RESTING, WAIT_S, end
 from tests.object_store import ObjectStore, in_environment, object_store
+from trainers.data.storage import digest, place
 from trainers.data.synthetic import write_corpus
 
 STEPS = 400
@@ -220,9 +220,7 @@ class ThreeHosts:
     def weights(self, run: Run) -> str:
         """Hash of the weights with which the run ended."""
         assert run.checkpoint_step == STEPS
-        path = str(run.checkpoint).removeprefix("s3:/")
-        found = httpx.get(f"{self.s3.target}{path}/model.safetensors").raise_for_status()
-        return hashlib.sha256(found.content).hexdigest()
+        return digest(place(str(run.checkpoint)) / "model.safetensors")
 
 
 def _unix(path: str) -> socket.socket:
