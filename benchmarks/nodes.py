@@ -12,10 +12,12 @@ Starts a scheduler and experiments of one run each, and looks at their processes
 driver shares with no other process, and its part of `host_mib`, in which `DRIVERS_PER_HOST` experiments have
 equal parts: proportional set size of what drivers share, of the processes that fork them and of Ray's
 supervisor of their job, and of the relay (`relay_mib` of it). The workers are left out: they are on other
-nodes where there are any. `connections_per_experiment` counts connections of these processes to PostgreSQL,
-as a mean over samples, in which a connection that is younger than a second counts for `DRIVERS_PER_HOST`
-experiments: it is their host's, which opens one for each look. `connections_at_most_per_experiment` is the
-largest number, all counted alike.
+nodes where there are any. As root, and if the kernel can (`merging`), it merges equal pages of drivers first,
+as docs/operations.md says; `unmerged_mib_per_experiment` is the same figure before.
+
+`connections_per_experiment` counts connections of these processes to PostgreSQL, as a mean over samples, in
+which a connection that is younger than a second counts for `DRIVERS_PER_HOST` experiments: their host opens
+one for each look. `connections_at_most_per_experiment` is the largest number, all counted alike.
 
 `experiments_active_on_one_head` is projected, not run: how many experiments of the measured size fit into
 24 GiB next to Ray's own processes (`head_base_mib`).
@@ -29,13 +31,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +67,12 @@ BENCHMARK = Benchmark(
     also=(
         *storage.BENCHMARK.fields,
         "experiments", "jobs", "drivers_per_host", "head_base_mib", "connections_at_most_per_experiment",
-        "driver_mib", "host_mib", "relay_mib", "ask_one_job_ms",
+        "driver_mib", "host_mib", "relay_mib", "ask_one_job_ms", "merging", "unmerged_mib_per_experiment",
     ),
 )  # fmt: skip
 HEAD_MIB = 24 * 1024
+KSM = Path("/sys/kernel/mm/ksm")
+_SCANS = 4  # Of all memory, after which the kernel has merged what is equal: a page is looked at twice
 _SETTLE_S = 8.0
 _SAMPLES = 30
 _SAMPLE_EVERY_S = 0.5
@@ -146,23 +152,53 @@ def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
         connections.append(lasting / count + brief / DRIVERS_PER_HOST)
         at_most = max(at_most, (lasting + brief) / count)
         time.sleep(_SAMPLE_EVERY_S)
-    mib, own_mib, base_mib = resident_mib(psutil.Process())
+    unmerged = held_mib(count)
+    with merging() as merged:
+        held = held_mib(count) if merged else unmerged
     for each in submitted:
         sweeps.store.requests.cancel(each.id)
     sweeps.wait_for(lambda: all(ended(sweeps, each) for each in submitted))
+    of_each = held["driver_mib_per_experiment"]
+    return {
+        **held,
+        "unmerged_mib_per_experiment": unmerged["driver_mib_per_experiment"],
+        "merging": merged,
+        "connections_per_experiment": round(statistics.mean(connections), 2),
+        "connections_at_most_per_experiment": round(at_most, 2),
+        "experiments_active_on_one_head": int((HEAD_MIB - held["head_base_mib"]) / of_each),
+    }
+
+
+def held_mib(count: int) -> dict[str, float]:
+    """What `count` experiments and Ray hold now."""
+    mib, own_mib, base_mib = resident_mib(psutil.Process())
     host_mib = sum(mib.values()) - own_mib
-    of_each = own_mib / count + host_mib / DRIVERS_PER_HOST
     print(", ".join(f"{part} {mib[part]:.0f} MiB" for part in _PROCESSES))
     return {
-        "driver_mib_per_experiment": round(of_each, 1),
+        "driver_mib_per_experiment": round(own_mib / count + host_mib / DRIVERS_PER_HOST, 1),
         "driver_mib": round(own_mib / count, 1),
         "host_mib": round(host_mib, 1),
         "relay_mib": round(mib["relay"], 1),
         "head_base_mib": round(base_mib),
-        "connections_per_experiment": round(statistics.mean(connections), 2),
-        "connections_at_most_per_experiment": round(at_most, 2),
-        "experiments_active_on_one_head": int((HEAD_MIB - base_mib) / of_each),
     }
+
+
+@contextmanager
+def merging() -> Iterator[bool]:
+    """Has the kernel merge pages, where it can and may: whether it has done so."""
+    run = KSM / "run"
+    if os.geteuid() or not run.exists():
+        yield False
+        return
+    before = run.read_text()
+    run.write_text("1")
+    try:
+        until = int((KSM / "full_scans").read_text()) + _SCANS
+        while int((KSM / "full_scans").read_text()) < until:
+            time.sleep(1)
+        yield True
+    finally:
+        run.write_text(before)
 
 
 def trains(sweeps: LocalSweeps, experiment: Experiment) -> bool:

@@ -3,6 +3,7 @@
 # What Ray imports when it connects, and Tune when it runs, and SQLAlchemy. A module that a driver imports by
 # itself costs it several times its size, in pages of others that it touches.
 # ruff: noqa: F401
+import ctypes
 import sys
 
 import pyarrow.json
@@ -23,6 +24,9 @@ import service.driving.driver
 import service.driving.ray_tune
 from service.config.process import freeze_loaded
 
+# Most of what drivers write is alike; the kernel keeps it once where it may merge (docs/operations.md).
+_PR_SET_MEMORY_MERGE = 67  # Of prctl, since Linux 6.4
+ctypes.CDLL(None).prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0)
 # Ray goes through the names of all modules for each actor that a driver starts, and counts references in
 # them: next to each other, they are on 70 pages that a driver copies, and not on 1,200.
 for name in list(sys.modules):

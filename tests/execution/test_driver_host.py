@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -98,3 +101,22 @@ def test_a_driver_whose_attempt_was_ended_by_others_is_killed(
     monkeypatch.setattr(host_module, "LEAVE_S", -1.0)
     host.run_once()
     assert drivers[0].exitcode == -9
+
+
+PR_GET_MEMORY_MERGE = 68
+FORKED = f"""
+import ctypes, os
+import service.driving.preloaded
+if os.fork():
+    os.wait()
+else:
+    print("merges:", ctypes.CDLL(None).prctl({PR_GET_MEMORY_MERGE}, 0, 0, 0, 0))
+"""
+
+
+@pytest.mark.skipif(
+    ctypes.CDLL(None).prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0) < 0, reason="this kernel cannot merge pages"
+)
+def test_equal_pages_of_drivers_may_be_merged() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert done.stdout == "merges: 1\n", done.stderr
