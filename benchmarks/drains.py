@@ -74,7 +74,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sh-", dir="/tmp")))
         head = stack.enter_context(Head(folder / "ray"))
         stack.enter_context(environment(head.variables))
-        nodes = stack.enter_context(Nodes(head.address))
+        nodes = stack.enter_context(Nodes(head.address, folder))
         sweeps = stack.enter_context(local_sweeps(folder))
         run = begin(sweeps, checkpoint_every=10**6)  # Only notices ask for checkpoints.
         figures = {
@@ -181,11 +181,14 @@ class Nodes:
 
     Attributes:
         address: of the head.
+        folder: of folders of their own, as nodes that start at once take the same name for a socket in one.
         restarted: whether a node that ends is started again.
     """
 
     address: str
+    folder: Path
     restarted: bool = False
+    _started: int = 0
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _joined: set[int] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -193,7 +196,10 @@ class Nodes:
 
     def add(self, count: int) -> None:
         """Starts nodes, and waits for none of them."""
-        self._processes += [start_node(self.address, "127.0.0.1") for _ in range(count)]
+        for _ in range(count):
+            own = self.folder / str(self._started)
+            self._processes.append(start_node(self.address, "127.0.0.1", "--temp-dir", str(own)))
+            self._started += 1
 
     def _look_after(self) -> None:
         """Ends what is left of nodes whose raylet has ended: `ray start` stays where it ended in order."""
