@@ -1,6 +1,6 @@
 """Checkpoints in an object store and in a folder: what the loop waits for, and how fast they are read back.
 
-    python -m benchmarks.storage [--rounds 5] [--every 400] [--mib 256]
+    python -m benchmarks.storage [--rounds 4] [--checkpoints 25] [--every 80] [--mib 256]
     python -m benchmarks.storage --smoke
 
 Trains a tiny model with checkpoints in a folder and in a store in turn. A pause is what the loop waits for a
@@ -42,14 +42,14 @@ BENCHMARK = Benchmark(
     also=("checkpoints", "mib", "latency_ms", "connection_mib_per_s"),
 )  # fmt: skip
 PLACES = ("folder", "s3")
-CHECKPOINTS = 5
 
 
 def main() -> None:
     """Measure and print."""
     parser = BENCHMARK.parser()
-    parser.size("--rounds", 5, smoke=1, help="runs with checkpoints in each place")
-    parser.size("--every", 400, smoke=4, help="steps between two checkpoints")
+    parser.size("--rounds", 4, smoke=1, help="runs with checkpoints in each place")
+    parser.size("--checkpoints", 25, smoke=4, help="of each run")
+    parser.size("--every", 80, smoke=4, help="steps between two checkpoints")
     parser.size("--mib", 256, smoke=20, help="of the object that is restored")
     parser.size("--latency-ms", 20.0, smoke=1.0, help="of each request, when an object is restored")
     parser.size("--connection-mib-per-s", 60.0, smoke=1000.0, help="likewise, of each connection")
@@ -60,21 +60,24 @@ def main() -> None:
         in_environment(store),
     ):
         folder, bucket = Path(name), storage.place(store.make_bucket("benchmark"))
-        figures = measure_pauses(folder, bucket, options.rounds, options.every)
+        figures = measure_pauses(folder, bucket, options.rounds, options.checkpoints, options.every)
         store.slow_s, store.mib_per_s = options.latency_ms / 1e3, options.connection_mib_per_s
         figures |= measure_restores(store, folder, bucket / "object", options.mib)
     sizes = {name: getattr(options, name) for name in ("mib", "latency_ms", "connection_mib_per_s")}
     BENCHMARK.report(figures | sizes, options)
 
 
-def measure_pauses(folder: Path, bucket: storage.Place, rounds: int, every: int) -> dict[str, Any]:
+def measure_pauses(
+    folder: Path, bucket: storage.Place, rounds: int, checkpoints: int, every: int
+) -> dict[str, Any]:
     write_corpus(folder / "data" / "reviews", train=256, test=16, seed=7)
     pauses: dict[str, list[float]] = {place: [] for place in PLACES}
     writes: dict[str, list[float]] = {place: [] for place in PLACES}
     steps: dict[str, list[float]] = {place: [] for place in PLACES}
+    roots = (("folder", folder / "runs"), ("s3", bucket))
     for number in range(-1, rounds):
-        for name, root in (("folder", folder / "runs"), ("s3", bucket)):
-            taken, written, step_s = train_once(folder, str(root / str(number)), every)
+        for name, root in roots if number % 2 else reversed(roots):
+            taken, written, step_s = train_once(folder, str(root / str(number)), checkpoints, every)
             if number >= 0:  # The first fills caches.
                 pauses[name] += taken
                 writes[name] += written
@@ -90,11 +93,13 @@ def measure_pauses(folder: Path, bucket: storage.Place, rounds: int, every: int)
     }
 
 
-def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float], list[float], float]:
+def train_once(
+    folder: Path, place: str, checkpoints: int, every: int
+) -> tuple[list[float], list[float], float]:
     """Returns the pauses of a run's checkpoints but the last, their writes, and its time per step, in s."""
     from trainers.loop.saving import Saving
 
-    total = CHECKPOINTS * every
+    total = checkpoints * every
     config = RunConfig.model_validate(
         {
             "task": {"name": "imdb", "path": "reviews", "max_length": 32, "test": "none"},
@@ -110,7 +115,7 @@ def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float],
                 "tdp_w": 7.5,
             },
             "workspace": {
-                "checkpoints": checkpoints,
+                "checkpoints": place,
                 "cache": str(folder / "cache"),
                 "data_roots": (str(folder / "data"),),
             },
@@ -150,8 +155,8 @@ def train_once(folder: Path, checkpoints: str, every: int) -> tuple[list[float],
     finally:
         for (owner, name, _), original in zip(replaced, originals, strict=True):
             setattr(owner, name, original)
-    assert len(begun) == len(ended) == CHECKPOINTS
-    step_s = (began_at_s[-1] - began_at_s[0]) / (every * (CHECKPOINTS - 1))
+    assert len(begun) == len(ended) == checkpoints
+    step_s = (began_at_s[-1] - began_at_s[0]) / (every * (checkpoints - 1))
     return [sum(pair) for pair in zip(begun, ended, strict=True)][:-1], writes, step_s
 
 
