@@ -53,6 +53,7 @@ from service.output import run_data, run_files
 from service.output.bounded import Unanswerable, ask_model, trial_of
 from service.output.model_folder import open_model, read_model_card
 from service.specs.derived import continued, retrained
+from service.specs.fields import canonical_json
 from service.store import Store
 from service.store.series import MOST_POINTS
 
@@ -72,7 +73,8 @@ def _existing(run_id: RunId, store: StoreDep) -> int:
 
 
 def _with_config(run_id: RunId, store: StoreDep) -> tuple[Run, dict[str, Any]]:
-    return store.runs.get(run_id), json.loads(store.runs.config(run_id))
+    run = store.runs.get(run_id)
+    return run, json.loads(store.runs.config(run_id)) | {"seeds": [run.seed]}
 
 
 async def _files(run_id: RunId, store: StoreDep, settings: SettingsDep) -> tuple[Store, Settings, int]:
@@ -427,11 +429,11 @@ async def stream_run(
     SEE_RUN,
     "Get the configuration of a run",
     sends={"application/json": SPEC_SCHEMA},
-    described="The spec with all defaults and this run's axis values, as JSON.",
+    described="The spec with all defaults, this run's axis values and its seed, as JSON.",
 )
-def get_run_config(run_id: RunId, store: StoreDep) -> Response:
+def get_run_config(source: Source) -> Response:
     """Configuration with all defaults; submitted as a spec, it makes this one run."""
-    return Response(store.runs.config(run_id), media_type="application/json")
+    return Response(canonical_json(source[1]), media_type="application/json")
 
 
 @router.operation(

@@ -55,6 +55,8 @@ def profile(
     hardware = lookup(spec.hardware, catalogue)
     measured, own = None, set[int]()
     if estimate:
+        if spec.model.frozen:
+            raise Failure("--estimate counts every layer as trained; remove model.frozen, or --estimate")
         step, exchange, notes = _assumed(config, hardware, tflops)
         link = _assumed_link(hardware, link_gb_s)
         notes.append(f"link {link.bandwidth_gb_s:g} GB/s (--link-gb-s)")

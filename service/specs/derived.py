@@ -29,7 +29,6 @@ def continued(run: Run, config: Mapping[str, Any], length: Mapping[str, float | 
         model["binary"] = {**config["model"]["binary"], "split": False}
     return _text(
         f"Continues run {run.id} for {how}, from its best checkpoint.",
-        run,
         config,
         "continued",
         {"model": model, "length": dict(length)},
@@ -39,18 +38,13 @@ def continued(run: Run, config: Mapping[str, Any], length: Mapping[str, float | 
 def retrained(run: Run, config: Mapping[str, Any], on: Literal["all"]) -> str:
     """Returns the spec that trains a run's settings, which were chosen, on validation data as well."""
     task = {**config["task"], "train_on": on}
-    return _text(
-        f"Trains the settings of run {run.id} on its training and validation data.",
-        run,
-        config,
-        on,
-        {"task": task},
-    )
+    about = f"Trains the settings of run {run.id} on its training and validation data."
+    return _text(about, config, on, {"task": task})
 
 
-def _text(about: str, run: Run, config: Mapping[str, Any], ending: str, changes: Mapping[str, Any]) -> str:
+def _text(about: str, config: Mapping[str, Any], ending: str, changes: Mapping[str, Any]) -> str:
     name = f"{config['name'][: _LONGEST_NAME - len(ending) - 1]} {ending}"
-    document = {**config, "name": name, "description": about, "seeds": [run.seed], "reuse": False, **changes}
+    document = {**config, "name": name, "description": about, "reuse": False, **changes}
     return f"# {about}\n{json.dumps(document, indent=2, ensure_ascii=False)}\n"
 
 

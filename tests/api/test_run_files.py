@@ -45,7 +45,7 @@ def test_a_runs_configuration_is_a_spec_with_its_values(client: TestClient, driv
     driver.submit(search={"axes": {"precision": ["fp32", "bf16"]}}, seeds=[3])
     answer = client.get(f"{API}/runs/2/config")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["precision"] == "bf16"
+    assert (answer.json()["precision"], answer.json()["seeds"]) == ("bf16", [3])
     assert isinstance(validate(answer.json()), ExperimentSpec)
     problem(client, "/runs/77/config", 404, "not-found")
 

@@ -23,6 +23,7 @@ from service.store import NewExperiment, PointBatch, RecordBatch, Store
 from tests.api.test_traces import write_trace
 from tests.browser.conftest import HOSTILE, profile, ready
 from tests.serving import serving
+from trainers.errors import FailureClass
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +151,19 @@ def test_the_log_follows_is_searched_and_leads_to_a_line(
     page.reload()
     ready(page)
     expect(log.locator(".here")).to_be_in_viewport()
+
+
+def test_an_attempt_that_was_preempted_is_not_called_failed(
+    page: Page, app: FastAPI, site: str, run: Run
+) -> None:
+    failure = (FailureClass.preempted, "gave its devices back")
+    app.state.store.attempts.finish_run(run.id, 1, RunState.failed, failure=failure)
+    page.goto(f"{site}/runs/{run.id}")
+    ready(page)
+    attempt = page.get_by_role("table", name="Attempts").get_by_role("row").nth(1)
+    expect(attempt).to_contain_text("preempted")
+    expect(attempt).to_contain_text("gave its devices back")
+    expect(attempt).not_to_contain_text("failed")
 
 
 def test_a_search_finds_lines_of_earlier_attempts_and_says_of_which(

@@ -165,7 +165,7 @@ export const EXPERIMENT_STATES = [
 export const ENDED = new Set(["succeeded", "incomplete", "stopped", "failed", "cancelled"]);
 
 /** A state with its mark; the mark has a shape of its own, for those who cannot tell the colours. */
-export const state = name => h("span", { class: `state ${name}` }, name);
+export const state = (name, kind = name) => h("span", { class: `state ${kind}` }, name);
 
 /** How much of something is done. */
 export const progress = (done, all, kind = "") =>

@@ -82,3 +82,13 @@ def test_what_cannot_be_profiled_is_one_line(
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_frozen_layers_are_measured_not_estimated(house: House) -> None:
+    frozen = house.spec(SPEC.replace("{name: tiny}", "{name: tiny, frozen: [0]}"))
+    result = house.run("profile", frozen, "--estimate")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert (
+        result.stderr
+        == "error: --estimate counts every layer as trained; remove model.frozen, or --estimate\n"
+    )

@@ -64,6 +64,10 @@ export function shares(label, parts, write) {
   ];
 }
 
+/** An attempt's class of failure, which its state leaves open: one that was preempted is stored as failed. */
+const outcome = attempt => attempt.failure_class ?? attempt.state;
+const kinds = attempt => `${attempt.state} ${attempt.failure_class ?? ""}`;
+
 /** Attempts on one line of time, from the submission on. */
 function timeline(run, attempts, experiment) {
   const now = Date.now() / 1000,
@@ -81,12 +85,12 @@ function timeline(run, attempts, experiment) {
       h(
         "span",
         {
-          class: `span ${one.state}`,
+          class: `span ${kinds(one)}`,
           style: {
             left: place(one.started_s),
             width: `max(6px, ${(100 * ((one.ended_s || now) - one.started_s)) / (end - begin)}%)`,
           },
-          title: `attempt ${one.number}: ${one.state}, ${duration((one.ended_s || now) - one.started_s)}`,
+          title: `attempt ${one.number}: ${outcome(one)}, ${duration((one.ended_s || now) - one.started_s)}`,
         },
         one.number,
       ),
@@ -131,7 +135,7 @@ export async function show(panel, context, { signal }) {
                 "Attempts",
                 [
                   ["#", one => one.number, "num"],
-                  ["State", one => state(one.state)],
+                  ["State", one => state(outcome(one), kinds(one))],
                   ["Started", one => when(one.started_s)],
                   ["Time", one => duration((one.ended_s || Date.now() / 1000) - one.started_s), "num"],
                   [
@@ -144,11 +148,7 @@ export async function show(panel, context, { signal }) {
                   ["Workers", one => one.workers, "num"],
                   ["Charged", one => money(byAttempt.get(one.number)?.cost_usd), "num"],
                   ["Lost", one => duration(byAttempt.get(one.number)?.lost_s ?? 0), "num"],
-                  [
-                    "Failure",
-                    one => (one.failure_class ? `${one.failure_class}: ${one.failure_message}` : ""),
-                    "wide",
-                  ],
+                  ["Reason", one => one.failure_message ?? "", "wide"],
                 ],
                 attempts,
               ),
