@@ -73,6 +73,7 @@ BENCHMARK = Benchmark(
 HEAD_MIB = 24 * 1024
 KSM = Path("/sys/kernel/mm/ksm")
 _SCANS = 4  # Of all memory, after which the kernel has merged what is equal: a page is looked at twice
+_SCANS_S = 300.0  # Without a process that asks for it, nothing is scanned
 _SETTLE_S = 8.0
 _SAMPLES = 30
 _SAMPLE_EVERY_S = 0.5
@@ -193,10 +194,11 @@ def merging() -> Iterator[bool]:
     before = run.read_text()
     run.write_text("1")
     try:
-        until = int((KSM / "full_scans").read_text()) + _SCANS
-        while int((KSM / "full_scans").read_text()) < until:
+        scans, deadline = KSM / "full_scans", time.monotonic() + _SCANS_S
+        until = int(scans.read_text()) + _SCANS
+        while int(scans.read_text()) < until and time.monotonic() < deadline:
             time.sleep(1)
-        yield True
+        yield int(scans.read_text()) >= until
     finally:
         run.write_text(before)
 
