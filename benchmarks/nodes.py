@@ -12,8 +12,8 @@ Starts a scheduler and experiments of one run each, and looks at their processes
 driver shares with no other process, and its part of `host_mib`, in which `DRIVERS_PER_HOST` experiments have
 equal parts: proportional set size of what drivers share, of the processes that fork them and of Ray's
 supervisor of their job, and of the relay (`relay_mib` of it). The workers are left out: they are on other
-nodes where there are any. As root, and if the kernel can (`merging`), it merges equal pages of drivers first,
-as docs/operations.md says; `unmerged_mib_per_experiment` is the same figure before.
+nodes where there are any. Equal pages of drivers are merged first, as docs/operations.md says, if the user is
+root and the kernel can (`merging`); `unmerged_mib_per_experiment` is the same figure before that.
 
 `connections_per_experiment` counts connections of these processes to PostgreSQL, as a mean over samples, in
 which a connection that is younger than a second counts for `DRIVERS_PER_HOST` experiments: their host opens
@@ -38,8 +38,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +153,8 @@ def measure_experiments(sweeps: LocalSweeps, count: int) -> dict[str, Any]:
         at_most = max(at_most, (lasting + brief) / count)
         time.sleep(_SAMPLE_EVERY_S)
     unmerged = held_mib(count)
-    with merging() as merged:
-        held = held_mib(count) if merged else unmerged
+    merged = merge_pages()
+    held = held_mib(count) if merged else unmerged
     for each in submitted:
         sweeps.store.requests.cancel(each.id)
     sweeps.wait_for(lambda: all(ended(sweeps, each) for each in submitted))
@@ -184,21 +183,18 @@ def held_mib(count: int) -> dict[str, float]:
     }
 
 
-@contextmanager
-def merging() -> Iterator[bool]:
-    """Has the kernel merge pages, where it can and may: whether it has done so."""
-    run = KSM / "run"
+def merge_pages() -> bool:
+    """Lets the kernel merge equal pages, which stay merged; returns whether it could."""
+    run, scans = KSM / "run", KSM / "full_scans"
     if os.geteuid() or not run.exists():
-        yield False
-        return
+        return False
     before = run.read_text()
     run.write_text("1")
     try:
-        scans, deadline = KSM / "full_scans", time.monotonic() + _SCANS_S
-        until = int(scans.read_text()) + _SCANS
+        until, deadline = int(scans.read_text()) + _SCANS, time.monotonic() + _SCANS_S
         while int(scans.read_text()) < until and time.monotonic() < deadline:
             time.sleep(1)
-        yield int(scans.read_text()) >= until
+        return int(scans.read_text()) >= until
     finally:
         run.write_text(before)
 

@@ -24,7 +24,7 @@ import service.driving.driver
 import service.driving.ray_tune
 from service.config.process import freeze_loaded
 
-# Most of what drivers write is alike; the kernel keeps it once where it may merge (docs/operations.md).
+# Most pages that drivers write are equal; the kernel may keep them once (docs/operations.md).
 _PR_SET_MEMORY_MERGE = 67  # Of prctl, since Linux 6.4
 ctypes.CDLL(None).prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0)
 # Ray goes through the names of all modules for each actor that a driver starts, and counts references in
