@@ -373,7 +373,7 @@ def test_runs_are_compared_side_by_side(page: Page, lab: Lab, looked_at: Callabl
     ready(page)
     configuration = page.get_by_role("table", name="Configuration")
     fields = configuration.locator("tbody code")
-    expect(fields).to_have_text(["batch.global_size", "precision"])
+    expect(fields).to_have_text(["batch.global_size", "precision", "seeds"])
     expect(configuration.locator("tbody tr").first.locator("mark")).to_have_text(["16", "32"])
     environment = page.get_by_role("table", name="Environment")
     expect(environment.locator("tbody tr")).to_have_text(re.compile("packages.torch.*2.11.*2.12"))
