@@ -28,7 +28,9 @@ async function readRun(id, signal) {
   return { run, config: flattened(config), facts: flattened(facts), figures };
 }
 
-const LEFT_OUT = new Set("id experiment_id index seed first_attempt not_before_s started_s ended_s".split(" "));
+const LEFT_OUT = new Set(
+  "id experiment_id index seed first_attempt not_before_s started_s ended_s".split(" "),
+);
 
 /** Shows the runs of the address, `ids=40,41`. */
 export async function show(main, _parameters, { signal }) {
